@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -19,8 +20,11 @@ from django_rmq_retry.embedded import place
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.links import OF_FINDINGS, OF_MESSAGES, TRACE_ID, LinkTemplate, WrongTemplate, is_http
 from django_rmq_retry.messages.codecs import SMALL_BYTES, BodyLimits
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.policies.policy import Policy, RetryThenPark
 from django_rmq_retry.topology.declarations import Exchange, Queue, QueueType
+
+log = logging.getLogger("django_rmq_retry")
 
 Reader = Callable[[str, object], object]
 Urls = tuple[Secret, ...] | Callable[[], str | list[str]]
@@ -526,6 +530,16 @@ def settings() -> Settings:
         problem = str(error)
     # Raised here so that no frame of the traceback holds a setting: error pages show the variables of frames.
     raise ImproperlyConfigured(problem)
+
+
+def project_version() -> str:
+    """Return the version of the project; empty if none is set or its function raises."""
+    setting = settings().version
+    try:
+        return short(setting() if callable(setting) else setting, 100)
+    except Exception:
+        log.exception("The function in RMQ_RETRY['VERSION'] raised an error. Attempts are recorded without a version.")
+        return ""
 
 
 def _read() -> Settings:

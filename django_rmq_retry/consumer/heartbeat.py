@@ -11,10 +11,9 @@ from django.db import router
 from django.db.models import QuerySet
 
 from django_rmq_retry import database_clock, database_connections
-from django_rmq_retry.conf import settings
+from django_rmq_retry.conf import project_version, settings
 from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.consumer.consumer import Consumer
-from django_rmq_retry.consumer.recorder import version
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers.business_keys import first_business_key
 from django_rmq_retry.messages.message import Delivery, message_id
@@ -46,7 +45,7 @@ class Heartbeat(Recurring):
             "pid": os.getpid(),
             "number": number,
             "version": package,
-            "deploy": version(),
+            "deploy": project_version(),
             "broker": short(settings().address().shown, NAME_BYTES),
             "threads": threads,
             "queues": list(queues),

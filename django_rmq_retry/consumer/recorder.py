@@ -11,11 +11,10 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.attempts import captured_log
 from django_rmq_retry.attempts.buffer import Buffer, Writer
 from django_rmq_retry.attempts.rows import RowBuilder, draft_of
-from django_rmq_retry.conf import settings
+from django_rmq_retry.conf import project_version
 from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.ticket import Ticket, ticket_of
 from django_rmq_retry.messages.stamp import has_history
-from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import claims
 from django_rmq_retry.policies.verdict import Discard, Kind
@@ -32,7 +31,7 @@ class Recorder:
     notes_acks = False
 
     def __init__(self, buffer: Buffer | None = None) -> None:
-        self.buffer = Buffer(Writer(RowBuilder(deploy=version()))) if buffer is None else buffer
+        self.buffer = Buffer(Writer(RowBuilder(deploy=project_version()))) if buffer is None else buffer
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -83,13 +82,3 @@ def _in_transaction() -> bool:
     """True if a handler has left a transaction open: a write in it might never be committed."""
     connection = connections[router.db_for_write(ParkedMessage)]
     return connection.in_atomic_block or (connection.connection is not None and not connection.get_autocommit())
-
-
-def version() -> str:
-    """Return the version of the project; empty if none is set or its function raises."""
-    setting = settings().version
-    try:
-        return short(setting() if callable(setting) else setting, 100)
-    except Exception:
-        log.exception("The function in RMQ_RETRY['VERSION'] raised an error. Attempts are recorded without a version.")
-        return ""

@@ -13,7 +13,7 @@ from django_rmq_retry import Discard
 from django_rmq_retry.attempts.buffer import Buffer, insert
 from django_rmq_retry.attempts.history import attempts_of
 from django_rmq_retry.attempts.rows import AttemptDraft, AttemptRow, RowBuilder
-from django_rmq_retry.consumer import recorder as recording
+from django_rmq_retry.conf import project_version
 from django_rmq_retry.consumer.recorder import Recorder
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
@@ -102,7 +102,7 @@ def broken() -> str:
 )
 def test_the_version_of_the_project_is_recorded(version: Any, noted: str) -> None:
     with override_settings(RMQ_RETRY={"VERSION": version}):
-        assert recording.version() == noted
+        assert project_version() == noted
 
 
 def requeued(**told: Any) -> tuple[ParkedMessage, Any]:
