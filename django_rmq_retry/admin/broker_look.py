@@ -8,13 +8,12 @@ from datetime import datetime
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rmq_retry import database_clock
+from django_rmq_retry import database_clock, declared
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.health.problems import unreachable
 from django_rmq_retry.health.rules import Problem
 from django_rmq_retry.models import Declared
-from django_rmq_retry.parked import declared
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.publishing import broker_connections
 

@@ -13,6 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 from django.views.decorators.http import require_POST
 
+from django_rmq_retry import declared
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.amqp.levels import Level
@@ -24,7 +25,7 @@ from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.health.problems import Judged, Limits, Queues, excused, in_halts
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import QueueControl
-from django_rmq_retry.parked import controls, declared
+from django_rmq_retry.parked import controls
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.topology.declarations import Role

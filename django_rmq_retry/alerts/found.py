@@ -10,12 +10,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import Alerts, settings
+from django_rmq_retry.declared import declarer_on
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.health.look import look
 from django_rmq_retry.health.problems import Limits
 from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.parked.declared import declarer_on
 
 ALERT_PATIENCE_SECONDS = 5.0
 """Seconds for the answer of the database, and for each step of the broker's."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.levels import Gauged
 from django_rmq_retry.amqp.session import Session
+from django_rmq_retry.declared import gauged
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import Declared
-from django_rmq_retry.parked.declared import gauged
 from django_rmq_retry.topology.plan import Plan
 
 

@@ -15,6 +15,7 @@ from django.db.models import Count, Exists, IntegerField, Max, Min, OuterRef, Q,
 from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.halts import halted
 from django_rmq_retry.conf import settings
+from django_rmq_retry.declared import rows
 from django_rmq_retry.health.rules import RETRY_OVERDUE
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import (
@@ -37,7 +38,6 @@ from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering.keys import blocked_figures
 from django_rmq_retry.parked.database import database
-from django_rmq_retry.parked.declared import rows
 from django_rmq_retry.parked.groups import growth_began
 from django_rmq_retry.parked.items import OUTCOME_LIMIT, counted_elsewhere
 from django_rmq_retry.policies.verdict import Kind

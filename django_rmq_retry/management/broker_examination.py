@@ -16,6 +16,7 @@ from django_rmq_retry.arguments import plural
 from django_rmq_retry.checks.settings import joined
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_clock import span
+from django_rmq_retry.declared import gauged
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, ConfigurationError
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import copies_of
@@ -28,7 +29,6 @@ from django_rmq_retry.management.examination import Examined, Examiner, looked
 from django_rmq_retry.management.findings import Finding
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
 from django_rmq_retry.messages.texts import one_line
-from django_rmq_retry.parked.declared import gauged
 from django_rmq_retry.topology.declarations import NO_LIMIT, QueueDeclaration, Role, Topology
 from django_rmq_retry.topology.plan import PlanState, shown
 

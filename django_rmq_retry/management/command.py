@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter, no_translations
 from django.db import connections
 
-from django_rmq_retry import database_clock
+from django_rmq_retry import database_clock, declared
 from django_rmq_retry.amqp import management_api
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import WouldLose
@@ -29,7 +29,7 @@ from django_rmq_retry.health.facts import Unmigrated
 from django_rmq_retry.management.databases import DatabaseAway, named_errors, pinned
 from django_rmq_retry.management.terminal import clock, printable, utc
 from django_rmq_retry.models import ApprovalRequest, Declared, RequestState
-from django_rmq_retry.parked import approvals, declared
+from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, Outdated, Refused

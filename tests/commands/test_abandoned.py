@@ -9,9 +9,9 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, Exchange, Exponential, Queue, RetryThenPark, handler
 from django_rmq_retry.admin import broker_look
+from django_rmq_retry.declared import rows
 from django_rmq_retry.health.problems import Queues
 from django_rmq_retry.models import Declared
-from django_rmq_retry.parked.declared import rows
 from django_rmq_retry.testing import isolated_handlers
 from tests.commands.running import Exit, run
 from tests.tooling.vhosts import Vhost

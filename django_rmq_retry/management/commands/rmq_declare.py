@@ -13,6 +13,7 @@ from django_rmq_retry.amqp.recreation import Doubt, QueueRemoval, Recreated, Rec
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.checks.settings import TAG
 from django_rmq_retry.conf import settings
+from django_rmq_retry.declared import BrokerPlace, former_queues, save
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.broker_status import WATCHING, plan_as_data, show_plan, summary
 from django_rmq_retry.management.command import (
@@ -27,7 +28,6 @@ from django_rmq_retry.management.command import (
     usage_error,
 )
 from django_rmq_retry.models import Declared
-from django_rmq_retry.parked.declared import BrokerPlace, former_queues, save
 from django_rmq_retry.topology.declarations import Former, Role, Topology
 from django_rmq_retry.topology.plan import Plan, PlanState
 
