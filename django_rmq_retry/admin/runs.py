@@ -86,7 +86,7 @@ class RequeueRunAdmin(Pages):
         lambda _self, run: labelled(_("Messages"), cut_line(run.what))
     )
     why = admin.display(description=gettext_lazy("Reason"))(
-        lambda _self, run: labelled(_("Reason"), cut_line(run.reason)) if run.reason else ""
+        lambda _self, run: labelled(_("Reason"), cut_line(run.reason) if run.reason else NOTHING)
     )
     took = admin.display(description=gettext_lazy("Duration"))(
         lambda _self, run: labelled(_("Duration"), NOTHING if _took(run) is None else rmq_span(_took(run)))

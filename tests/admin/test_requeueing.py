@@ -319,6 +319,7 @@ def test_the_list_of_runs_shows_the_result_of_each(page: Client) -> None:
 
     assert "Nothing was requeued yet." in Page(empty).text
     assert "Sending" in Page(full).text
+    assert "Reason \N{EN DASH}" in Page(full).text
 
 
 @pytest.mark.parametrize("role", [Role.QUARANTINE, Role.PARKED, Role.WAITING])
