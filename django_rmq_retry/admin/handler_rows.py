@@ -4,14 +4,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, pgettext_lazy
 
 from django_rmq_retry.admin import labels
 from django_rmq_retry.admin.queues import Standing
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
+from django_rmq_retry.health.condition import Condition
 from django_rmq_retry.health.problems import Judged
-from django_rmq_retry.health.rules import Problem, Severity, number
+from django_rmq_retry.health.rules import Problem, number
 from django_rmq_retry.templatetags.rmq_retry import NOTHING
 from django_rmq_retry.topology.declarations import Role
 
@@ -32,6 +33,15 @@ COLUMNS = {
 }
 FOLDED = {Role.WAITING: "waiting", Role.QUARANTINE: "quarantine", Role.PARKED: "parked"}
 """The columns of queues that are part of another one's row."""
+BADGES: Mapping[Condition, tuple[str, str, Any]] = {
+    Condition.HALTED_LONG: ("parked", "✕", gettext_lazy("halted")),
+    Condition.HALTED: ("on-hold", "!", gettext_lazy("halted")),
+    Condition.PARKED: ("on-hold", "!", gettext_lazy("parked")),
+    Condition.RETRYING: ("on-hold", "!", pgettext_lazy("queue", "retrying")),
+    Condition.RUNNING: ("processed", "✓", gettext_lazy("OK")),
+}
+OF_THE_BROKER = (Condition.PARKED, Condition.RETRYING, Condition.RUNNING)
+"""The conditions that hold only while the broker answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +52,15 @@ class HandlerRow:
     handlers: Sequence[str]
     """The functions that read the queue, but for one that has the last word of the queue's name."""
     amounts: Amounts
-    problems: Sequence[tuple[Any, str]]
-    """Each in a word or two, and its queue if that is another one; its sentence stands above the table."""
-    remark: tuple[Any, str] | None
-    still: Standing | None
+    condition: Condition
+    badges: Sequence[tuple[str, str, Any, str]]
+    """Kind, sign, a word or two, and the queue of a problem if that is another one; sentences stand above the table."""
 
     @property
     def is_fine(self) -> bool:
         """True if the handler has nothing to do, and there is nothing to say about it."""
         held = any(self.amounts[name] for name in ("waiting", "quarantine", "parked", "unacked"))
-        return self.amounts["ready"] == 0 and not (held or self.problems or self.remark or self.still)
+        return self.amounts["ready"] == 0 and not held and self.condition in (Condition.RUNNING, Condition.UNKNOWN)
 
     def cells(self, shown: Iterable[str]) -> list[tuple[str, Any, str]]:
         """Return the name, the label and the text of each shown column."""
@@ -87,26 +96,52 @@ def handler_rows(
     recorded: Mapping[str, int],
     still: Callable[[str], Standing | None],
     halts: Mapping[str, Problem],
+    current: bool,
 ) -> list[HandlerRow]:
-    """Return the rows; ``recorded`` has the parked messages of the database, by the queue in which they failed."""
-    halted = (gettext_lazy("halted"), "")
-    late = {queue for queue, halt in halts.items() if halt.severity is Severity.ERROR}
+    """Return the rows; ``recorded`` has the parked messages of the database, by the queue in which they failed.
+
+    Without ``current`` the queues are those of an earlier look: nothing is known of them but their problems.
+    """
     readers = {one.queue.name: [_last(sub.name) for sub in one.subscriptions] for one in registry.work_queues()}
-    return [
-        HandlerRow(
-            queue=home,
-            role="" if home in readers else labels.ROLES[_first(home, queues).level.role],
-            handlers=[name for name in readers.get(home, ()) if name != _last(home)],
-            amounts=_amounts(home, queues, recorded.get(home, 0)),
-            problems=[
-                *([halted] if home in late else []),
-                *(_named(home, problem) for one in queues for problem in one.errors),
-            ],
-            remark=halted if home in halts else _remark(home, queues),
-            still=still(home),
+    rows = []
+    for home, queues in found.items():
+        amounts, stopped = _amounts(home, queues, recorded.get(home, 0)), still(home)
+        condition = Condition.of(
+            queues,
+            stopped=stopped is not None,
+            halt=halts.get(home),
+            parked=amounts["parked"] or 0,
+            waiting=amounts["waiting"] or 0,
         )
-        for home, queues in found.items()
-    ]
+        if not current and condition in OF_THE_BROKER:
+            condition = Condition.UNKNOWN
+        rows.append(
+            HandlerRow(
+                queue=home,
+                role="" if home in readers else labels.ROLES[_first(home, queues).level.role],
+                handlers=[name for name in readers.get(home, ()) if name != _last(home)],
+                amounts=amounts,
+                condition=condition,
+                badges=_badges(home, queues, condition, stopped),
+            )
+        )
+    return rows
+
+
+def _badges(
+    home: str, queues: Sequence[Judged], condition: Condition, stopped: Standing | None
+) -> list[tuple[str, str, Any, str]]:
+    badges: list[tuple[str, str, Any, str]] = []
+    if stopped:
+        badges.append((stopped.kind, stopped.sign, stopped.label, ""))
+    if condition is Condition.FAULTY:
+        badges += [("parked", "✕", *_named(home, problem)) for one in queues for problem in one.errors]
+    elif condition is Condition.NOTED:
+        milder = next(one.milder for one in queues if one.milder)
+        badges.append(("on-hold", "!", *_named(home, milder)))
+    elif condition in BADGES:
+        badges.append((*BADGES[condition], ""))
+    return badges
 
 
 def _last(name: str) -> str:
@@ -115,10 +150,6 @@ def _last(name: str) -> str:
 
 def _first(home: str, queues: Sequence[Judged]) -> Judged:
     return next((one for one in queues if one.level.queue == home), queues[0])
-
-
-def _remark(home: str, queues: Sequence[Judged]) -> tuple[Any, str] | None:
-    return next((_named(home, one.milder) for one in queues if one.milder), None)
 
 
 def _named(home: str, problem: Problem) -> tuple[Any, str]:

@@ -1,6 +1,5 @@
 """The admin of queues: their depth, consumers and state; pause and resume."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -20,15 +19,13 @@ from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.halts import halted
 from django_rmq_retry.breakers.queue_state import FLOWING, OPEN, PAUSED, PROBING, QueueState
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.layout import homes_of
+from django_rmq_retry.health.condition import Condition, waiting_by_home
 from django_rmq_retry.health.problems import Judged, Limits, Queues, excused, in_halts
-from django_rmq_retry.health.rules import Code, Problem, Severity
+from django_rmq_retry.health.rules import Problem
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked import controls
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Refused
-from django_rmq_retry.topology.declarations import Role
 
 SPANS: dict[str, tuple[Any, timedelta | None]] = {
     "1h": (gettext_lazy("for 1 hour"), timedelta(hours=1)),
@@ -45,11 +42,14 @@ BADGES: dict[str, tuple[str, str, Any]] = {
     OPEN: ("parked", "✕", pgettext_lazy("queue", "breaker open")),
     PROBING: ("requeued", "…", pgettext_lazy("queue", "breaker half-open, probe in flight")),
 }
-RETRYING = ("on-hold", "!", pgettext_lazy("queue", "retrying"))
-HALTED = ("on-hold", "■", pgettext_lazy("queue", "halted"))
-HALTED_LONG = ("parked", "■", pgettext_lazy("queue", "halted"))
-UNREAD = ("parked", "✕", pgettext_lazy("queue", "no consumer"))
-UNKNOWN = ("discarded", "?", pgettext_lazy("queue", "unknown"))
+OF_CONDITION: dict[Condition, tuple[str, str, Any]] = {
+    Condition.HALTED_LONG: ("parked", "■", pgettext_lazy("queue", "halted")),
+    Condition.HALTED: ("on-hold", "■", pgettext_lazy("queue", "halted")),
+    Condition.UNKNOWN: ("discarded", "?", pgettext_lazy("queue", "unknown")),
+    Condition.RETRYING: ("on-hold", "!", pgettext_lazy("queue", "retrying")),
+    Condition.RUNNING: BADGES[FLOWING],
+}
+"""The badges of a queue that nobody has stopped and that has no problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,29 +99,29 @@ class Standstills:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRow:
-    """A queue of the page: what the broker counts, and the state, which is running only if a consumer reads it."""
+    """A queue of the page: what the broker counts, and its condition, which is running only if a consumer reads it."""
 
     standing: Standing
     level: Level | None
-    problems: Sequence[str]
+    badges: Sequence[tuple[str, str, Any]]
+    """Each with its kind, sign and label."""
+    explanation: str
     waiting: int
     """The number of messages in its waiting queues."""
 
     @classmethod
     def of(cls, standing: Standing, found: Judged | None, *, waiting: int, halt: Problem | None) -> "QueueRow":
-        level = found.level if found else None
-        if standing.state == FLOWING and halt:
-            kind, sign, label = HALTED_LONG if halt.severity is Severity.ERROR else HALTED
-            standing = replace(standing, kind=kind, sign=sign, label=label, explanation=halt.text)
-        elif standing.state == FLOWING and (level is None or not level.consumers):
-            kind, sign, label = UNKNOWN if level is None or level.consumers is None else UNREAD
-            standing = replace(standing, kind=kind, sign=sign, label=label)
-        elif standing.state == FLOWING and waiting:
-            kind, sign, label = RETRYING
-            standing = replace(standing, kind=kind, sign=sign, label=label)
-        # The state itself says that no consumer reads it.
-        problems = [one.row for one in found.errors if one.code is not Code.NO_CONSUMER] if found else []
-        return cls(standing=standing, level=level, problems=problems, waiting=waiting)
+        level, stopped = found.level if found else None, standing.state != FLOWING
+        condition = Condition.of([found] if found else [], stopped=stopped, halt=halt, waiting=waiting)
+        badges = [(standing.kind, standing.sign, standing.label)] if stopped else []
+        if found and condition is Condition.FAULTY:
+            badges += [("parked", "✕", one.row) for one in found.errors]
+        elif found and condition is Condition.NOTED:
+            badges.append(("on-hold", "!", found.remark))
+        elif not stopped:
+            badges.append(OF_CONDITION[condition])
+        explanation = standing.explanation or (halt.text if halt else "")
+        return cls(standing=standing, level=level, badges=badges, explanation=explanation, waiting=waiting)
 
 
 @admin.register(QueueControl)
@@ -189,16 +189,3 @@ class QueueControlAdmin(Pages):
             except Refused as refusal:
                 messages.warning(request, str(refusal))
         return there if len(queues) == 1 else HttpResponseRedirect(self.address("queuecontrol_changelist"))
-
-
-def waiting_by_home(levels: Sequence[Level]) -> Counter[str]:
-    """Return the number of messages that wait for each work queue, abandoned waiting queues included.
-
-    Those in waiting queues that several work queues share are counted under the empty name.
-    """
-    homes = homes_of(registry.work_queues())
-    counts: Counter[str] = Counter()
-    for level in levels:
-        if level.role is Role.WAITING:
-            counts[level.home or homes.get(level.queue, "")] += level.ready or 0
-    return counts

@@ -14,17 +14,18 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_rmq_retry.admin import broker_look, handler_rows
 from django_rmq_retry.admin.handler_rows import COLUMNS, HandlerRow
 from django_rmq_retry.admin.pages import Button, Pages, frame_of, refusal
-from django_rmq_retry.admin.queues import Standstills, waiting_by_home
+from django_rmq_retry.admin.queues import Standstills
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.attempts.history import waiting
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import waiting_queues_of
+from django_rmq_retry.health.condition import waiting_by_home
 from django_rmq_retry.health.facts import MOST_SURVEYED_MESSAGES, Survey, Unmigrated, parked_in, survey
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import blind
-from django_rmq_retry.health.rules import ActingPage, Code, Problem, Severity, number
+from django_rmq_retry.health.rules import ActingPage, Problem, Severity, number
 from django_rmq_retry.models import Attempt, LiveStatus
 from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.templatetags.rmq_retry import visible
@@ -120,10 +121,12 @@ class LiveStatusAdmin(Pages):
         shown = seen.last or seen
         health = Health(survey=known, gauged=seen.gauged, away=seen.away)
         still = Standstills.of_states([state_of(one) for one in known.stopped], known.at.timestamp())
-        halts = {one.subject: one for one in health.needs if one.code in (Code.HALTED, Code.HALTED_LONG)}
         homes = handler_rows.homes(replace(health, gauged=shown.gauged).judged)
         recorded = parked_in(homes) if known.parked.count and homes else {}
-        rows = handler_rows.handler_rows(homes, recorded=recorded, still=still.of.get, halts=halts)
+        current = not (seen.unreachable or seen.late)
+        rows = handler_rows.handler_rows(
+            homes, recorded=recorded, still=still.of.get, halts=health.halts, current=current
+        )
         busy, fine = [row for row in rows if not row.is_fine], [row for row in rows if row.is_fine]
         return self.page(
             request,
@@ -132,7 +135,7 @@ class LiveStatusAdmin(Pages):
             title=_("Live status"),
             look=seen,
             shown=shown,
-            current=not (seen.unreachable or seen.late),
+            current=current,
             busy=_table(busy),
             fine=_table(fine),
             finds=not refusal(request, "view"),

@@ -87,6 +87,11 @@ class Health:
         return tuple(sorted(found, key=lambda problem: problem.harm))
 
     @property
+    def halts(self) -> dict[str, Problem]:
+        """The halts, each by its queue."""
+        return {one.subject: one for one in self.problems if one.code in (Code.HALTED, Code.HALTED_LONG)}
+
+    @property
     def needs(self) -> tuple[Problem, ...]:
         """The problems that need somebody."""
         return self.of_severity(Severity.WARNING)

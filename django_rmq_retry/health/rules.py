@@ -509,6 +509,9 @@ class Code(Enum):
         fix="Start manage.py rmq_consume",
     )
     HELD = _warning(Area.CONSUMERS)(
+        word=_("no consumer"),
+        row=_("no consumer reads this queue"),
+        line="Queue %(subject)r has no consumer, but %(unacked)s",
         text=_("Queue %(subject)r has no consumer, but %(unacked)s."),
         why=_("A connection holds them; they return to the queue when it ends."),
         fix="rabbitmqctl list_channels -p %(vhost)s name connection messages_unacknowledged",

@@ -1,5 +1,6 @@
 """The status of broker, database and topology, as text and JSON."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -10,12 +11,10 @@ from django.db import connections
 from django_rmq_retry.amqp.inspection import LAG_SECONDS
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
+from django_rmq_retry.health.condition import Condition, waiting_by_home
 from django_rmq_retry.health.facts import Survey
 from django_rmq_retry.health.look import Health
-from django_rmq_retry.health.problems import (
-    Judged,
-    blind,
-)
+from django_rmq_retry.health.problems import Judged, blind
 from django_rmq_retry.health.rules import Code, Severity
 from django_rmq_retry.management.command import RmqCommand
 from django_rmq_retry.management.findings import Finding
@@ -25,8 +24,7 @@ from django_rmq_retry.topology.declarations import ExchangeDeclaration, QueueDec
 from django_rmq_retry.topology.plan import Item, Plan, PlanState, shown
 
 WATCHING = f"Waiting {LAG_SECONDS:g} s to detect messages in flight: the management API reports them with that delay."
-OK = "ok"
-"""The state of a queue about which there is nothing to say."""
+STYLES_OF_QUEUES = {Severity.ERROR: "ERROR", Severity.WARNING: "WARNING", Severity.INFORMATION: ""}
 SIGNS = {
     PlanState.CREATE: "+",
     PlanState.SAME: "=",
@@ -53,6 +51,8 @@ class BrokerStatus:
 
     health: Health
     rows: tuple[Judged, ...]
+    waiting: Counter[str]
+    """The number of messages that wait for a retry, by their work queue."""
 
     @classmethod
     def of(cls, health: Health) -> "BrokerStatus":
@@ -62,6 +62,7 @@ class BrokerStatus:
         return cls(
             health=health,
             rows=tuple(replace(one, problems=(*one.problems, more)) if more else one for one, more in pairs),
+            waiting=waiting_by_home(health.gauged.levels),
         )
 
     @property
@@ -79,6 +80,15 @@ class BrokerStatus:
         """Return why an operator or a breaker has stopped a queue."""
         stopped = self.survey.stopped if self.survey else ()
         return next((control for control in stopped if control.queue == row.level.queue), None)
+
+    def halt(self, row: Judged) -> QueueControl | None:
+        """Return the message at which a queue has halted."""
+        halted = self.survey.halted if self.survey else ()
+        return next((control for control in halted if control.queue == row.level.queue), None)
+
+    def condition(self, row: Judged) -> Condition:
+        queue, stopped = row.level.queue, self.stopped(row) is not None
+        return Condition.of([row], stopped=stopped, halt=self.health.halts.get(queue), waiting=self.waiting[queue])
 
 
 def heads(seen: BrokerStatus) -> list[tuple[str, ...]]:
@@ -112,20 +122,28 @@ def _database(seen: BrokerStatus) -> tuple[str, str]:
 
 def state(seen: BrokerStatus, row: Judged) -> tuple[str, str]:
     """Return the words of the last column, and the colour of the row."""
-    if row.errors:
-        return f"✕ {'; '.join(problem.row for problem in row.errors)}", "ERROR"
-    if stopped := seen.stopped(row):
-        return f"‖ {_why(stopped)}", "WARNING"
-    for control in seen.survey.halted if seen.survey else ():
-        if control.queue == row.level.queue:
-            at = clock(control.halted_at, terminal=False) if control.halted_at else ""
-            return f"■ halted since {at}, attempt {control.halted_attempt}: {control.halted_error}", "WARNING"
-    return (f"! {row.remark}", "WARNING") if row.remark else (OK, "")
+    condition = seen.condition(row)
+    return _words(seen, row, condition), STYLES_OF_QUEUES[condition.severity]
+
+
+def _words(seen: BrokerStatus, row: Judged, condition: Condition) -> str:
+    match condition:
+        case Condition.FAULTY:
+            return f"✕ {'; '.join(problem.row for problem in row.errors)}"
+        case Condition.STOPPED:
+            return f"‖ {_why(stopped)}" if (stopped := seen.stopped(row)) else ""
+        case Condition.HALTED | Condition.HALTED_LONG:
+            return f"■ {_halted(halt)}" if (halt := seen.halt(row)) else ""
+        case Condition.NOTED:
+            return f"! {row.remark}"
+        case Condition.RETRYING:
+            return "! retrying"
+    return "? unknown" if condition is Condition.UNKNOWN else "ok"
 
 
 def is_quiet(seen: BrokerStatus, row: Judged) -> bool:
     """Return True for an empty queue about which there is nothing to say."""
-    return row.level.ready == 0 and not row.level.unacked and state(seen, row)[0] == OK
+    return row.level.ready == 0 and not row.level.unacked and seen.condition(row) is Condition.RUNNING
 
 
 def cells(seen: BrokerStatus, row: Judged) -> tuple[str, ...]:
@@ -145,6 +163,11 @@ def _why(switch: QueueControl) -> str:
     reason = f": {switch.reason}" if switch.reason else ""
     until = f", resumes at {clock(switch.until, terminal=False)}" if switch.until else ""
     return f"{by}{reason}{until}"
+
+
+def _halted(control: QueueControl) -> str:
+    at = clock(control.halted_at, terminal=False) if control.halted_at else ""
+    return f"halted since {at}, attempt {control.halted_attempt}: {control.halted_error}"
 
 
 def totals(seen: BrokerStatus, *, terminal: bool) -> Iterator[str]:

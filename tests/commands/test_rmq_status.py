@@ -9,7 +9,11 @@ from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Queue
+from django_rmq_retry.amqp.levels import Gauged, Level
+from django_rmq_retry.health.look import Health
+from django_rmq_retry.management.broker_status import BrokerStatus, state
 from django_rmq_retry.models.controls import VANISHED_AFTER
+from django_rmq_retry.topology import Role
 from tests.admin.made import consumer
 from tests.commands.running import Exit, Ran, Terminal, run
 from tests.operators.made import record
@@ -202,6 +206,14 @@ def test_a_process_that_is_stopping_takes_no_messages_and_is_not_counted() -> No
     consumer(pid=3, beat_at=timezone.now() - VANISHED_AFTER * 2)
 
     assert run("rmq_status").lines[-1][0].startswith("Consumers 1 · ")
+
+
+def test_a_queue_whose_messages_wait_for_a_retry_is_not_ok() -> None:
+    work = Level(queue="payments.charge", role=Role.WORK, ready=0, consumers=1)
+    waits = Level(queue="payments.charge.retry.30s", role=Role.WAITING, ready=2, consumers=0)
+    seen = BrokerStatus.of(Health(survey=None, gauged=Gauged(levels=(work, waits), api_set=False)))
+
+    assert [state(seen, row) for row in seen.rows] == [("! retrying", "WARNING"), ("ok", "")]
 
 
 @pytest.fixture
