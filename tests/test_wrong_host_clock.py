@@ -276,7 +276,7 @@ def unrecorded(settings: Any) -> None:
 
 def tried(arrival: Delivery) -> Message:
     """The copy that a failed attempt makes of its message, on a thread like a consumer's."""
-    consumer = consumer_of(registry.work_queues())
+    consumer = consumer_of(registry.work_queues()).consumer
     with ThreadPoolExecutor(1) as pool:
         copy = pool.submit(consumer._attempts.settlement, arrival).result(10).copy
     assert copy is not None

@@ -3,7 +3,6 @@
 import random
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,9 +11,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, DataError, IntegrityError
 
 from django_rmq_retry import __version__, conf, hooks
 from django_rmq_retry.amqp.contracts import Line
-from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.frames import check_writable
-from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.attempts.captured_log import FreshConnectionsAndLog
 from django_rmq_retry.breakers.gate import BreakerGate
@@ -27,12 +24,13 @@ from django_rmq_retry.consumer.consumer import Consumer, ConsumerLimits, Watcher
 from django_rmq_retry.consumer.drainer import Chore, Drainer, DrainerParts
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.consumer.heartbeat import Heartbeat
+from django_rmq_retry.consumer.put_aside import PutAside
 from django_rmq_retry.consumer.recorder import Recorder
 from django_rmq_retry.consumer.surroundings import Surroundings, machine_fails
+from django_rmq_retry.consumer.with_threads import ConsumerWithThreads
 from django_rmq_retry.database_clock import epoch, epoch_ms
 from django_rmq_retry.database_connections import FreshConnections, interrupted, tidied
 from django_rmq_retry.embedded.wire.server import Keeper
-from django_rmq_retry.errors import MessageReturned
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.contracts import Gate
 from django_rmq_retry.handlers.layout import homes_of, needed
@@ -41,23 +39,17 @@ from django_rmq_retry.health.processes import delete_vanished
 from django_rmq_retry.inbox import retention
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.inbox.retention import EntryRetention
-from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE, set_aside
 from django_rmq_retry.ordering.gate import OrderGate
 from django_rmq_retry.ordering.keys import SEARCH_SECONDS, unblock_resolved
 from django_rmq_retry.parked.retention import delete_old
 from django_rmq_retry.parked.store import RecordStore
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.telemetry.meter import Meter
-from django_rmq_retry.topology.declarations import Queue, QueueDeclaration, Role, Server, Topology
-
-FLUSH_SECONDS = 5.0
-"""Seconds at the end of a run for the last write of pauses, breakers and the heartbeat to the database."""
+from django_rmq_retry.topology.declarations import Server
 
 KEY_SECONDS = 10.0
 """Seconds for ``order_by``, for whose result the later messages of its queue wait."""
 DRAINER_PREFETCH = 500
-PUT_ASIDE_SECONDS = 10.0
 MINUTE_SECONDS, HOUR_SECONDS = 60.0, 3600.0
 
 
@@ -71,8 +63,8 @@ def consumer(
     watchers: Watchers = Watchers(),  # noqa: B008 - a frozen value
     meter: Meter | None = None,
     number: int = 0,
-) -> Consumer:
-    """Build a consumer with its connections; its handlers publish over the same I/O thread."""
+) -> ConsumerWithThreads:
+    """Build a consumer with its connections and threads; its handlers publish over the same I/O thread."""
     settings, name = conf.settings(), process_name()
     recorder = Recorder() if settings.records else None
     # A project with neither records nor breakers need not have migrated this app: missing tables are no error there.
@@ -83,27 +75,25 @@ def consumer(
     surroundings = _surroundings(events, recorder, (breaker_gate, pace, OrderGate()), meter)
     access, opened = settings.access(port_of=Keeper().port), broker_connections.current
     source = PikaSource(opened.io("rmq-io"), access, opened.publisher, needs=needed(work_queues))
-    recorded = Recorded(
+    made = Consumer(
         work_queues,
         source,
         Attempts(work_queues, surroundings),
-        recorder=recorder,
         threads=threads,
         prefetch=prefetch,
         limits=limits,
         refusal=lambda broker: _refusal(work_queues, broker),
         watchers=watchers,
     )
-    breaker_gate.control = recorded.pauses
+    # The attempts need the gate, the consumer needs the attempts, and the gate pauses queues of the consumer.
+    breaker_gate.control = made.pauses
+    heartbeat = None
     if settings.records:
         facts: dict[str, Any] = {"name": name, "number": number, "package": __version__, "threads": threads}
-        recorded.heartbeat = Heartbeat(recorded, **facts, queues=recorded.pauses.queues)
-    recorded.watch = Watch(
-        breaker_gate,
-        Halts(lambda: events.halts, name, holds=source.holds, let_go=events.let_go),
-        around=FreshConnections,
-    )
-    return recorded
+        heartbeat = Heartbeat(made, **facts, queues=made.pauses.queues)
+    halts = Halts(lambda: events.halts, name, holds=source.holds, let_go=events.let_go)
+    watch = Watch(breaker_gate, halts, around=FreshConnections)
+    return ConsumerWithThreads(consumer=made, watch=watch, heartbeat=heartbeat, recorder=recorder)
 
 
 def _surroundings(
@@ -133,36 +123,6 @@ def _surroundings(
     )
 
 
-class Recorded(Consumer):
-    """A consumer that follows pauses and breakers and, if given a recorder, records its attempts."""
-
-    watch: Watch
-    heartbeat: Heartbeat | None = None
-
-    def __init__(self, *args: Any, recorder: Recorder | None, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._recorder = recorder
-
-    def run(self) -> int:
-        self.watch.start()
-        try:
-            if self.heartbeat is not None:
-                self.heartbeat.start()
-            with self._recorder.recording() if self._recorder else nullcontext():
-                return super().run()
-        finally:
-            self._stop_threads()
-
-    def _stop_threads(self) -> None:
-        """Stop both threads at the same time, so that a database that hangs costs FLUSH_SECONDS once."""
-        ends = time.monotonic() + FLUSH_SECONDS
-        if self.heartbeat is not None:
-            self.heartbeat.stop(0.0)
-        self.watch.stop(FLUSH_SECONDS)
-        if self.heartbeat is not None:
-            self.heartbeat.stop(max(ends - time.monotonic(), 0.0))
-
-
 def _refusal(work_queues: Sequence[WorkQueue], broker: Server) -> str | None:
     """Return the reason why this broker's version lacks a feature that a handler's carrier needs, or None."""
     for work_queue in work_queues:
@@ -188,16 +148,8 @@ def _away(error: BaseException) -> bool:
     return isinstance(error, InterfaceError | ImproperlyConfigured) or machine_fails(error)
 
 
-def parked_queues() -> tuple[str, ...]:
-    """Return the parked queues of the handlers and of the setting PARKED_QUEUES, without queues that handlers read."""
-    work_queues = registry.work_queues()
-    work = {work_queue.queue.name for work_queue in work_queues}
-    named = dict.fromkeys((*(work_queue.park for work_queue in work_queues), *conf.settings().parked_queues))
-    return tuple(name for name in named if name not in work)
-
-
-def drainer() -> Drainer:
-    """Build a drainer with a connection of its own, on the I/O thread of the process."""
+def drainer(queues: Sequence[str]) -> Drainer:
+    """Build a drainer of these parked queues with a connection of its own, on the I/O thread of the process."""
     access, opened = conf.settings().access(port_of=Keeper().port), broker_connections.current
     work_queues = registry.work_queues()
     parts = DrainerParts(
@@ -217,31 +169,4 @@ def drainer() -> Drainer:
             Chore(name="Deletion of consumers that have vanished", every=MINUTE_SECONDS, run=delete_vanished),
         ),
     )
-    return Drainer([Line(queue=name, prefetch=DRAINER_PREFETCH) for name in parked_queues()], parts)
-
-
-class PutAside:
-    """Copies messages into a second queue beside the parked one; declares that queue when it is first needed."""
-
-    def __init__(self) -> None:
-        self._declared: set[str] = set()
-
-    def __call__(self, delivery: Delivery, why: str) -> None:
-        name = delivery.queue + UNRECORDED_QUEUE
-        if name not in self._declared:
-            declare(name)
-            self._declared.add(name)
-        try:
-            broker_connections.current.publisher.publish(
-                set_aside(delivery, why, queue=name), timeout=PUT_ASIDE_SECONDS
-            )
-        except MessageReturned:
-            self._declared.discard(name)
-            raise
-
-
-def declare(name: str) -> None:
-    """Declare a quorum queue, the broker's safest type, for messages that cannot be recorded."""
-    declaration = QueueDeclaration(name=name, role=Role.PARKED, arguments=Queue(name).plain_arguments())
-    with Session(conf.settings().access(), purpose="drain", patience=PUT_ASIDE_SECONDS) as session:
-        Declarer(session).declare(Topology(queues={name: declaration}))
+    return Drainer([Line(queue=name, prefetch=DRAINER_PREFETCH) for name in queues], parts)

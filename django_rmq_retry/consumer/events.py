@@ -40,14 +40,20 @@ def pattern_of(address: str) -> str:
 class Events:
     """A journal that counts verdicts, logs one line for each and calls observers."""
 
-    def __init__(self, clock: Callable[[], float], observers: Sequence[Callable[[FinishedAttempt], None]] = ()) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        observers: Sequence[Callable[[FinishedAttempt], None]] = (),
+        *,
+        counts_acks: bool = False,
+    ) -> None:
         self._clock = clock
         self._observers = tuple(observers)
         self._notified = (self._count, _write, *self._observers)
         self._halts: dict[str, Halt] = {}
         self._lock = threading.Lock()
         self.counts: dict[Kind, int] = dict.fromkeys(Kind, 0)
-        self.counts_acks = False
+        self._counts_acks = counts_acks
         """True if successes are counted even if no observer or log line needs them."""
         self.duplicates = 0
         """Number of acknowledged messages that were not run because they had been handled before."""
@@ -57,7 +63,7 @@ class Events:
 
     @property
     def notes_acks(self) -> bool:
-        return self.counts_acks or bool(self._observers or self._halts) or log.isEnabledFor(logging.INFO)
+        return self._counts_acks or bool(self._observers or self._halts) or log.isEnabledFor(logging.INFO)
 
     @property
     def halts(self) -> tuple[Halt, ...]:

@@ -20,7 +20,7 @@ from django_rmq_retry.consumer.consumer import ConsumerLimits, Watchers
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.consumer.liveness import LivenessFile, Pulse, States, content_of, content_of_all, fresh, numbered
 from django_rmq_retry.consumer.memory import MemoryLimit
-from django_rmq_retry.consumer.start import Start
+from django_rmq_retry.consumer.start import Start, parked_queues
 from django_rmq_retry.consumer.status_line import LastRow, last_row
 from django_rmq_retry.consumer.supervisor import RENEW, Supervisor, ignore, listen, wait_for
 from django_rmq_retry.database_connections import FreshConnections, close_for_fork
@@ -70,12 +70,16 @@ class ConsumingProcess:
         self._number = number
         self._signalled = False
         self._memory = MemoryLimit(start.memory) if start.memory else None
-        self._events = Events(time.time, events.observers(tracebacks=start.verbosity >= TRACES))
-        self._drainer = assembly.drainer() if start.parks else None
+        self._events = Events(
+            time.time,
+            events.observers(tracebacks=start.verbosity >= TRACES),
+            counts_acks=row is not None or start.liveness_file is not None,
+        )
+        self._drainer = assembly.drainer(parked_queues()) if start.parks else None
         self._runs = RunDriver(around=FreshConnections) if start.parks else None
         self._relaying = RelayThread(around=FreshConnections) if outbox_rows.served() else None
         self._alerts = AlertWatcher(around=FreshConnections) if settings().alerts else None
-        self._consumer = assembly.consumer(
+        self._with_threads = assembly.consumer(
             start.work_queues,
             self._events,
             threads=start.threads,
@@ -94,12 +98,12 @@ class ConsumingProcess:
             meter=self._meter,
             number=number,
         )
+        self._consumer = self._with_threads.consumer
         self._live = self._liveness()
         meter = self._meter
         self._states = None if meter is None else States(meter, self._consumer, self._events, threads=start.threads)
         beats = [one.beat for one in (self._live, self._states) if one is not None]
         self._pulse = Pulse(beats, ask=broker_connections.current.io("rmq-io").call) if beats else None
-        self._events.counts_acks = bool(row or self._live)
 
     @property
     def why(self) -> str:
@@ -142,7 +146,7 @@ class ConsumingProcess:
             if one is not None:
                 one.start()
         try:
-            code = self._consumer.run()
+            code = self._with_threads.run()
         finally:
             self._stop_beside()
             if self._live is not None:

@@ -10,7 +10,7 @@ from django.db import connections
 
 from django_rmq_retry import __version__, conf
 from django_rmq_retry.arguments import plural
-from django_rmq_retry.consumer.assembly import parked_queues
+from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.telemetry.http import Address
 
@@ -89,6 +89,14 @@ class Start:
             "threads": self.threads,
             "prefetch": self.prefetch,
         }
+
+
+def parked_queues() -> tuple[str, ...]:
+    """Return the parked queues of the handlers and of the setting PARKED_QUEUES, without queues that handlers read."""
+    work_queues = registry.work_queues()
+    work = {work_queue.queue.name for work_queue in work_queues}
+    named = dict.fromkeys((*(work_queue.park for work_queue in work_queues), *conf.settings().parked_queues))
+    return tuple(name for name in named if name not in work)
 
 
 def databases() -> Iterator[str]:

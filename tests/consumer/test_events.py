@@ -130,13 +130,10 @@ def test_a_log_line_shows_the_first_business_key(keys: Keys, key: str, caplog: p
 
 def test_successes_are_noted_when_counts_are_shown() -> None:
     logging.getLogger("django_rmq_retry").setLevel(logging.WARNING)
-    events = Events(lambda: 1.0)
-    before = events.notes_acks
-    events.counts_acks = True
-    after = events.notes_acks
+    without, shown = Events(lambda: 1.0).notes_acks, Events(lambda: 1.0, counts_acks=True).notes_acks
     logging.getLogger("django_rmq_retry").setLevel(logging.NOTSET)
 
-    assert (before, after) == (False, True)
+    assert (without, shown) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,9 @@ def main(folder: Path, number: str) -> int:
         shutdown=said["shutdown"],
     )
     told = {"longest_hold": said["longest_hold"], **({} if said["parks"] else {"parks": False})}
-    made._lines = tuple(replace(line, **told) for line in made._lines)
-    supervisor.listen(made.stop)
+    consumer = made.consumer
+    consumer._lines = tuple(replace(line, **told) for line in consumer._lines)
+    supervisor.listen(consumer.stop)
     return made.run()
 
 
