@@ -11,6 +11,9 @@ LONG = EDITED + 4
 """One whose keys and line of code are as long as they can be, alone in its group."""
 MALFORMED = 21
 """A group of permanent errors that no test edits here."""
+DELETED = 10_000
+"""A message that is known from the audit log only."""
+STATES = {state: 30 + place for place, state in enumerate(State)}
 PAGES = {
     "groups": f"{ADMIN}/errorgroup/",
     "groups by queue": f"{ADMIN}/errorgroup/?by=queue",
@@ -24,7 +27,8 @@ PAGES = {
     "nothing found": f"{MESSAGE}/?queue=unknown.queue",
     "message": f"{MESSAGE}/29/change/",
     "hostile message": f"{MESSAGE}/28/change/",
-    **{f"message {state}": f"{MESSAGE}/{30 + place}/change/" for place, state in enumerate(State)},
+    **{f"message {state}": f"{MESSAGE}/{number}/change/" for state, number in STATES.items()},
+    "deleted message": f"{MESSAGE}/{DELETED}/change/",
     "edited message": f"{MESSAGE}/{EDITED}/change/",
     "its original": f"{MESSAGE}/{EDITED}/change/?version=1",
     "message with long keys": f"{MESSAGE}/{LONG}/change/",
@@ -36,6 +40,9 @@ PAGES = {
     "edit": f"{MESSAGE}/29/edit/",
     "discard": f"{MESSAGE}/discard/?group=1",
     "hold": f"{MESSAGE}/hold/?group=1",
+    "restore": f"{MESSAGE}/{STATES[State.DISCARDED]}/restore/",
+    "restore of what is parked": f"{MESSAGE}/{STATES[State.PARKED]}/restore/",
+    "end of a hold": f"{MESSAGE}/{STATES[State.ON_HOLD]}/unhold/",
     "edit of many": f"{MESSAGE}/edit/?group=1",
     "export": f"{MESSAGE}/export/?group=1",
     "list of keys": f"{MESSAGE}/keys/",

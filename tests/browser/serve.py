@@ -15,7 +15,7 @@ from django.core.wsgi import get_wsgi_application
 from django.utils import timezone
 
 from django_rmq_retry import Delivery, Message, handler
-from django_rmq_retry.admin import broker_look
+from django_rmq_retry.admin import broker_look, waiting_form
 from django_rmq_retry.amqp import Done
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.health.rules import Code, Problem
@@ -39,11 +39,13 @@ from django_rmq_retry.parked.four_eyes import Wish
 from django_rmq_retry.parked.key_lists import look_up, store
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.waiting import RetryCause, WaitingReport
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import Kept
 from tests.admin.standstills import blocked, outgoing
 from tests.browser import outage
+from tests.browser.pages import DELETED
 from tests.browser.settings import asked
 from tests.parked.arrivals import ticket_in
 from tests.parked.made import copy_succeeded
@@ -187,6 +189,7 @@ def fill_states(now: datetime) -> None:
             )
     for action in Action:
         log_action(ann, action, message=edited.pk, reason="INC-553", facts={"difference": ["-1", "+2"], "rate": 20})
+    log_action(ann, Action.DISCARD, message=DELETED, subject="DELETED", reason="duplicate: INC-553")
 
 
 def looked() -> broker_look.Look:
@@ -201,6 +204,16 @@ def looked() -> broker_look.Look:
         Level(queue="payments.main.parked", role=Role.PARKED, ready=3, consumers=1),
     )
     return broker_look.Look(at=now, gauged=Gauged(levels=levels, api_set=False))
+
+
+def looked_at_waiting(form: waiting_form.WaitingForm) -> tuple[WaitingReport, str, str]:
+    """Retries that wait because of two errors, one of them long."""
+    now = timezone.now()
+    causes = tuple(
+        RetryCause(error=error, count=count, first=now + timedelta(minutes=1), last=now + timedelta(days=2))
+        for error, count in (("GatewayTimeout", 1_800), ("Gateway" * 20, 186))
+    )
+    return WaitingReport(queue=form.queue, count=1_986, causes=causes, not_seen="14 others were not looked at."), "", ""
 
 
 SCENES = {"everything": (fill, succeed), "outage": (outage.fill, outage.pay)}
@@ -219,6 +232,7 @@ def serve(scene: str) -> None:
         """Nothing."""
 
     broker_look.look = looked
+    waiting_form._looked = looked_at_waiting
     kept = Handled()
     with replaced_by(kept):
         server = ThreadedWSGIServer(("127.0.0.1", 0), Quiet)

@@ -11,15 +11,8 @@ from tests.browser.conftest import Sit
 from tests.browser.pages import PAGES
 
 ANSWERS = {
-    *("parkedmessage_restore", "parkedmessage_unhold", "parkedmessage_reveal", "parkedmessage_body"),
-    *(
-        "requeuerun_export",
-        "requeuerun_send",
-        "parkedmessage_newer",
-        "queuecontrol_change_state",
-        "approvalrequest_approve",
-        "approvalrequest_reject",
-    ),
+    *("parkedmessage_reveal", "parkedmessage_body", "parkedmessage_newer", "requeuerun_export", "requeuerun_send"),
+    *("queuecontrol_change_state", "approvalrequest_approve", "approvalrequest_reject"),
 }
 """Addresses that answer with a file, with a part of a page or with another page."""
 DJANGOS = ("add", "delete", "history")
@@ -42,11 +35,33 @@ CUT = """[...document.querySelectorAll('.results')].some((one) => one.scrollWidt
 BUTTONS = """[...document.querySelectorAll('main :is(button, a.rmq-button, summary.rmq-button)')]
   .filter((one) => one.checkVisibility() && !one.matches('.visually-hidden')).map((one) => one.textContent.trim())"""
 NARROW = """document.querySelector('#content').offsetWidth < 0.95 * document.documentElement.clientWidth"""
+FIRST = """:is(.rmq-main, .rmq-danger, #rmq-actions :is(a, button, input), #rmq-ticked button, .rmq-needs a,
+  #changelist-form .actions select)"""
+ACTS = "(first) => [...document.querySelectorAll(first)].some((one) => one.checkVisibility() && !one.disabled)"
+"""Whether a page has something to do."""
+IDLE = {
+    *("groups by queue", "no group", "nothing found", "preview of nothing"),
+    *("help", "deleted message", "restore of what is parked", "runs", "audit", "act"),
+    *("consumers", "message in the outbox", "second persons", "blocked keys"),
+}
+"""Pages to read, or whose rows lead to what can be done."""
 DIRECTION = "getComputedStyle(document.documentElement).direction"
 TURNED = """() => [...document.querySelectorAll('.rmq-icon, .rmq-sign, .rmq-arrow')]
   .filter((one) => one.checkVisibility())
   .map((one) => [one.textContent.trim(), getComputedStyle(one).transform.startsWith('matrix(-1')])"""
 ARROWS = {"→", "↻"}
+
+
+def reached_in_ten_tabs(page: Any) -> bool:
+    """Press Tab until an action has the focus; the last link that skips what is before it is followed."""
+    skip = page.locator(".skip-to-content-link").last
+    for _tab in range(10):
+        page.keyboard.press("Tab")
+        if page.evaluate("(first) => document.activeElement.matches(first)", FIRST):
+            return True
+        if skip.evaluate("(link) => link === document.activeElement"):
+            page.keyboard.press("Enter")
+    return False
 
 
 def found(person: Any, addresses: dict[str, str]) -> dict[str, list[str]]:
@@ -74,6 +89,21 @@ def test_pages_have_no_barriers_and_run_nothing_inline(sit: Sit) -> None:
 
     assert found(lead, PAGES) == {}
     assert lead.complaints == []
+
+
+@pytest.mark.nightly
+def test_the_first_action_of_each_page_is_reached_in_ten_tabs(sit: Sit) -> None:
+    lead = sit()
+    far, idle = set(), set()
+    for name, address in PAGES.items():
+        lead.go(address)
+        if not lead.page.evaluate(ACTS, FIRST):
+            idle.add(name)
+        elif not reached_in_ten_tabs(lead.page):
+            far.add(name)
+
+    assert far == set()
+    assert idle == IDLE
 
 
 @pytest.mark.nightly
@@ -110,7 +140,9 @@ def test_a_printed_page_uses_the_paper_and_shows_no_button(sit: Sit) -> None:
 def test_forms_of_a_small_phone_have_no_barriers(sit: Sit) -> None:
     lead = sit(width=320, height=640)
 
-    assert found(lead, {name: PAGES[name] for name in ("discard", "hold", "export", "preview", "edit", "note")}) == {}
+    names = ("discard", "hold", "export", "preview", "preview of what waits", "edit", "note")
+
+    assert found(lead, {name: PAGES[name] for name in names}) == {}
 
 
 @pytest.mark.nightly

@@ -429,23 +429,3 @@ def test_filters_unfold_and_take_a_span_of_time_without_scripts(sit: Sit) -> Non
     lead.click("Parked before: 2020-01-02T00:00")
 
     assert lead.page.locator("#result_list tbody tr").count() > 14
-
-
-ACTED = (HOME, f"{HOME}1/change/", f"{LIST}29/change/", LIST, f"{LIST}29/edit/", f"{LIST}discard/?group=1")
-RUN_PAGES = (f"{RUNS}preview/?group=1", f"{RUNS}2/change/", QUEUES)
-
-
-@pytest.mark.parametrize("place", [*ACTED, *RUN_PAGES])
-def test_the_first_action_is_reached_in_ten_tabs(sit: Sit, place: str) -> None:
-    lead = sit()
-    lead.go(place)
-    link = "document.activeElement.textContent.trim()"
-    for _tab in range(3):
-        lead.page.keyboard.press("Tab")
-        if lead.page.evaluate(link) == "To the actions":
-            break
-    lead.page.keyboard.press("Enter")
-    lead.page.keyboard.press("Tab")
-    inside = "Boolean(document.activeElement.closest('#rmq-actions, #rmq-ticked, #changelist-form .actions'))"
-
-    assert lead.page.evaluate(inside)
