@@ -32,7 +32,7 @@ from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
 from django_rmq_retry.parked.outcomes import decided_meanwhile
 from django_rmq_retry.parked.requeue import TYPED_FROM, start
-from django_rmq_retry.parked.requeue_options import NO_TARGETS, STOP_AT, RequeueOptions
+from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, NO_TARGETS, STOP_AT, RequeueOptions
 from django_rmq_retry.parked.selection import EXCEPT, Selection
 from django_rmq_retry.templatetags.rmq_retry import counted
 
@@ -64,7 +64,7 @@ class RequeueForm:
         if toggled := entered.get("toggle"):
             include ^= {toggled}
         options = RequeueOptions(
-            rate=typed_number(entered.get("rate"), 20.0),
+            rate=typed_number(entered.get("rate"), DEFAULT_RATE),
             max_depth=int(typed_number(entered.get("max_depth"), DEEPEST)) if entered.get("wait") else None,
             stop_at=typed_number(entered.get("stop_at"), STOP_AT) if entered.get("guard") else None,
             target=entered.get("target", ""),

@@ -17,7 +17,7 @@ from django_rmq_retry.parked import controls, early
 from django_rmq_retry.parked.key_text import parse
 from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
 from django_rmq_retry.parked.requeue import TYPED_FROM
-from django_rmq_retry.parked.requeue_options import STOP_AT, checked_rate
+from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, STOP_AT, RequeueOptions
 from django_rmq_retry.parked.selection import number_in
 from django_rmq_retry.parked.waiting import RetryFilter, WaitingReport, report, ways_back
 from django_rmq_retry.publishing import broker_connections
@@ -30,8 +30,7 @@ class WaitingForm:
     queue: str
     wanted: RetryFilter
     keys: str
-    rate: float
-    stop_at: float | None
+    options: RequeueOptions
     reason: str
     typed: str
 
@@ -51,8 +50,11 @@ class WaitingForm:
             queue=entered.get("queue", ""),
             wanted=wanted,
             keys=keys,
-            rate=typed_number(entered.get("rate"), 20.0),
-            stop_at=typed_number(entered.get("stop_at"), STOP_AT) if guarded else None,
+            options=RequeueOptions(
+                rate=typed_number(entered.get("rate"), DEFAULT_RATE),
+                stop_at=typed_number(entered.get("stop_at"), STOP_AT) if guarded else None,
+                canary=entered.get("start") == "canary",
+            ),
             reason=entered.get("reason", "").strip(),
             typed=entered.get("typed", "").strip(),
         )
@@ -92,7 +94,7 @@ def preview(pages: Pages, request: HttpRequest) -> HttpResponse:
         groups=ErrorGroup.objects.filter(pk__in=form.wanted.group) if form.wanted.group else (),
         button=button,
         others=count - 1,
-        seconds=count / form.rate if form.rate and count else None,
+        seconds=count / form.options.rate if form.options.rate and count else None,
         typed_from=count if count > TYPED_FROM else 0,
         reason_needed=bool(lacks_reason(count, "")),
         look=look,
@@ -120,11 +122,9 @@ def _start(request: HttpRequest, form: WaitingForm, found: WaitingReport) -> Any
     return early.start(
         form.queue,
         Actor.of_request(request),
+        form.options,
         count=found.count,
         wanted=form.wanted,
-        rate=checked_rate(form.rate),
-        stop_at=form.stop_at,
-        canary=request.POST["start"] == "canary",
         reason=form.reason,
     )
 

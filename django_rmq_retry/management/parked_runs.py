@@ -34,7 +34,7 @@ from django_rmq_retry.parked.findings import INCLUDABLE, MOST_QUEUES, RequeueFin
 from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue import start
-from django_rmq_retry.parked.requeue_options import GUARD_OFF, STOP_AT, RequeueOptions, checked_target
+from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, STOP_AT, RequeueOptions, checked_target
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.transfer import early_lines, run_lines
 from django_rmq_retry.publishing import broker_connections
@@ -48,6 +48,8 @@ POLL_SECONDS = 0.25
 OUTCOME_SECONDS = 60.0
 MOST_EXAMPLES = 3
 """The most examples of a finding in a preview."""
+
+RATE_HELP = f"messages per second; {DEFAULT_RATE:g} by default"
 
 
 def add_arguments(add: Callable[..., CommandParser]) -> None:
@@ -72,7 +74,7 @@ def _add_requeue(add: Callable[..., CommandParser]) -> None:
     parser = add("requeue", requeue, help="send messages back to their queues, as a requeue run")
     add_choice(parser)
     option = parser.add_argument
-    option("--rate", type=float, default=20.0, metavar="N", help="messages per second; 20 by default")
+    option("--rate", type=float, default=DEFAULT_RATE, metavar="N", help=RATE_HELP)
     option("--max-depth", type=int, metavar="N", help="wait while the target queue has more than N messages")
     add_guard(parser)
     option(
@@ -122,7 +124,7 @@ def requeue(command: RmqCommand, options: Options) -> Exit:
     wanted = _options(options)
     findings = report(chosen, wanted.terms)
     partly = report_keys(command, chosen)
-    _preview(command, findings, chosen, options)
+    _preview(command, findings, chosen, wanted, options)
     if not findings.sendable:
         return Exit.NOTHING
     if options["dry_run"]:
@@ -220,7 +222,9 @@ def run_data(run: RequeueRun) -> Mapping[str, object]:
     return {"id": run.pk, **{name: getattr(run, name) for name in (*names, *counts)}, **times}
 
 
-def _preview(command: RmqCommand, found: RequeueReport, chosen: Selection, options: Options) -> None:
+def _preview(
+    command: RmqCommand, found: RequeueReport, chosen: Selection, wanted: RequeueOptions, options: Options
+) -> None:
     if options["json"] and options["dry_run"]:
         names = {"name": "name", "count": "count", "left_out": "left_out", "why": "explanation", "examples": "examples"}
         findings = [{key: getattr(finding, name) for key, name in names.items()} for finding in found.findings]
@@ -230,7 +234,7 @@ def _preview(command: RmqCommand, found: RequeueReport, chosen: Selection, optio
             sendable=found.sendable,
             findings=findings,
             queues=dict(found.queues),
-            stop_at=None if options["stop_at"] >= GUARD_OFF else options["stop_at"],
+            stop_at=wanted.guard,
             selection=token_of(chosen),
             **lists_data(chosen),
         )
@@ -243,17 +247,17 @@ def _preview(command: RmqCommand, found: RequeueReport, chosen: Selection, optio
     for queue, count in found.queues:
         out(f"  {count} to {queue}")
     if found.sendable > 1:
-        out(f"  guard: {guard_text(options['stop_at'])}")
+        out(f"  guard: {guard_text(wanted.guard)}")
     begun = "Would requeue" if options["dry_run"] else "Requeues"
     out(f"{begun} {found.sendable} of {plural(found.total, 'message')}.")
     if options["dry_run"]:
         command.line(f"--selection {token_of(chosen)}")
 
 
-def guard_text(stop_at: float) -> str:
-    if stop_at >= GUARD_OFF:
+def guard_text(guard: float | None) -> str:
+    if guard is None:
         return "off, so the requeue run continues however many messages fail again"
-    return f"pauses the requeue run when more than {stop_at:g}% of at least {MIN_OUTCOMES} outcomes failed again"
+    return f"pauses the requeue run when more than {guard:g}% of at least {MIN_OUTCOMES} outcomes failed again"
 
 
 def _fate(one: RequeueFinding) -> str:

@@ -8,6 +8,7 @@ from django_rmq_retry.breakers.queue_state import FLOWING
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_option, add_yes, check_known
 from django_rmq_retry.management.parked_choice import confirm_number
 from django_rmq_retry.management.parked_runs import (
+    RATE_HELP,
     add_guard,
     add_wait,
     follow,
@@ -18,7 +19,7 @@ from django_rmq_retry.management.parked_runs import (
 from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.parked import controls, early
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.requeue_options import GUARD_OFF, checked_rate
+from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, RequeueOptions
 from django_rmq_retry.parked.waiting import RetryFilter, WaitingReport, report
 from django_rmq_retry.publishing import broker_connections
 
@@ -37,7 +38,7 @@ def add_arguments(parser: CommandParser) -> None:
     ):
         meaning = f"{text}; repeatable"
         chosen.add_argument(f"--{name}", type=kind, action="append", default=[], metavar=metavar, help=meaning)
-    option("--rate", type=float, default=20.0, metavar="N", help="messages per second; 20 by default")
+    option("--rate", type=float, default=DEFAULT_RATE, metavar="N", help=RATE_HELP)
     add_guard(parser)
     option("--canary", action="store_true", help="send one message, and the others after it was processed")
     option("--no-wait", action="store_true", help="let a consumer send the messages; return at once")
@@ -49,14 +50,16 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def send_waiting(command: RmqCommand, options: Options) -> Exit:
-    queue, rate = options["queue"], checked_rate(options["rate"])
+    queue = options["queue"]
+    chosen = RequeueOptions(rate=options["rate"], stop_at=options["stop_at"], canary=options["canary"])
+    chosen.check()
     check_known("queue", [queue], controls.queues())
     wanted = RetryFilter.of(options)
     with broker_connections.current.session(purpose="command", patience=options["timeout"]) as session:
         if session is None:
             raise CommandError("There is no broker.", returncode=Exit.UNREACHABLE)
         found = report(session, queue, wanted)
-    _preview(command, found, options)
+    _preview(command, found, chosen, options)
     if not found.count:
         return Exit.NOTHING
     if options["dry_run"]:
@@ -64,21 +67,11 @@ def send_waiting(command: RmqCommand, options: Options) -> Exit:
     _say_standstill(command, queue, options)
     question = f"Send {plural(found.count, 'waiting message')} of {queue} now?"
     confirm_number(command, found.count, question, {**options, "ids": options["key"]})
-    stop_at = None if options["stop_at"] >= GUARD_OFF else options["stop_at"]
-    run = early.start(
-        queue,
-        Actor.of_shell(),
-        count=found.count,
-        wanted=wanted,
-        rate=rate,
-        stop_at=stop_at,
-        canary=options["canary"],
-        reason=options["reason"],
-    )
+    run = early.start(queue, Actor.of_shell(), chosen, count=found.count, wanted=wanted, reason=options["reason"])
     return report_run(command, run, options, Exit.DONE) if options["no_wait"] else follow(command, run, options)
 
 
-def _preview(command: RmqCommand, found: WaitingReport, options: Options) -> None:
+def _preview(command: RmqCommand, found: WaitingReport, chosen: RequeueOptions, options: Options) -> None:
     if options["json"] and options["dry_run"]:
         causes = [
             {"error": one.error, "count": one.count, "first_due": utc(one.first), "last_due": utc(one.last)}
@@ -96,7 +89,7 @@ def _preview(command: RmqCommand, found: WaitingReport, options: Options) -> Non
     if found.not_seen:
         command.say(found.not_seen)
     if found.count > 1:
-        out(f"  guard: {guard_text(options['stop_at'])}")
+        out(f"  guard: {guard_text(chosen.guard)}")
     begun = "Would send" if options["dry_run"] else "Sends"
     out(f"{begun} {plural(found.count, 'waiting message')} of {found.queue} before they are due.")
 

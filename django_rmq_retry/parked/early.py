@@ -9,21 +9,25 @@ from django_rmq_retry.models.runs import SENDING
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, transaction_of
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Refused, lacks_reason
+from django_rmq_retry.parked.requeue_options import DEFAULT_OPTIONS, RequeueOptions
 from django_rmq_retry.parked.waiting import RetryFilter, ways_back
 
 
 def start(
     queue: str,
     actor: Actor,
+    options: RequeueOptions = DEFAULT_OPTIONS,
     *,
     count: int,
     wanted: RetryFilter | None = None,
-    rate: float,
-    stop_at: float | None,
-    canary: bool = False,
     reason: str = "",
 ) -> RequeueRun:
-    """Start a run that sends the waiting retries of a work queue; any driver sends them, nothing is sent yet."""
+    """Start a run that sends the waiting retries of a work queue; any driver sends them, nothing is sent yet.
+
+    Of the options it takes the rate, the guard and the canary: where and in which order the retries go is decided by
+    their waiting queues.
+    """
+    options.check()
     ways_back(queue)
     other = RequeueRun.objects.using(database()).filter(retries_of=queue, state__in=SENDING).first()
     if other is not None:
@@ -45,9 +49,9 @@ def start(
         retries_of=queue,
         selection={"filter": {"queue": queue, **wanted.facts()}, "as_of": now.isoformat(), "count": count},
         description=short(queue, 255),
-        rate=rate,
-        stop_at=stop_at,
-        canary=canary,
+        rate=float(options.rate),
+        stop_at=options.guard,
+        canary=options.canary,
         total=count,
     )
     return _started(run, actor, wanted)

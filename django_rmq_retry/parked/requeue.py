@@ -30,7 +30,7 @@ from django_rmq_retry.parked.items import freeze, lists_at_once, postpone, skip_
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused, lacks_reason
 from django_rmq_retry.parked.pace import restart_rate
-from django_rmq_retry.parked.requeue_options import RequeueOptions, checked_rate
+from django_rmq_retry.parked.requeue_options import DEFAULT_OPTIONS, RequeueOptions, checked_rate
 from django_rmq_retry.parked.selection import EXCEPT, Selection
 from django_rmq_retry.publishing import outbox
 from django_rmq_retry.recurring import thread_name
@@ -47,7 +47,6 @@ TYPED_FROM = 1000
 """Above this the number must be typed, so that an operator does not send a million messages by habit."""
 UNSENT = (ItemState.PENDING, ItemState.CLAIMED, ItemState.SKIPPED)
 """States of messages that were not sent, or of which a driver will still note when."""
-DEFAULT_OPTIONS = RequeueOptions()
 
 
 def _noted(reason: str) -> dict[str, str]:

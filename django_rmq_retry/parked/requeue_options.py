@@ -12,6 +12,8 @@ from django_rmq_retry.parked.operators import Refused
 from django_rmq_retry.topology.declarations import Role
 
 FASTEST_RUN_RATE = 10_000.0
+DEFAULT_RATE = 20.0
+"""Messages per second, unless the operator chooses another rate."""
 STOP_AT = 20.0
 """Percent of failed outcomes above which the guard pauses a requeue run, unless the operator chooses another limit."""
 GUARD_OFF = 100.0
@@ -24,7 +26,7 @@ NO_TARGETS = (Role.PARKED, Role.WAITING, Role.QUARANTINE)
 class RequeueOptions:
     """What an operator decides about a requeue, besides the choice of messages and the reason."""
 
-    rate: float = 20.0
+    rate: float = DEFAULT_RATE
     """Messages per second."""
     max_depth: int | None = None
     """The run waits while the target queue has more messages."""
@@ -68,6 +70,9 @@ class RequeueOptions:
         if unknown:
             text = _("%(name)s cannot be included. Valid names: %(known)s.")
             raise Refused(text % {"name": ", ".join(unknown), "known": ", ".join(INCLUDABLE)})
+
+
+DEFAULT_OPTIONS = RequeueOptions()
 
 
 def checked_rate(rate: float) -> float:

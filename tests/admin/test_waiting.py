@@ -15,6 +15,7 @@ from django_rmq_retry.models import EarlyRetry, ItemState, OperatorAction, Reque
 from django_rmq_retry.parked import early
 from django_rmq_retry.parked.audit import acts_on
 from django_rmq_retry.parked.controls import pause
+from django_rmq_retry.parked.requeue_options import RequeueOptions
 from django_rmq_retry.parked.waiting import RetryCause, RetryFilter, WaitingReport
 from django_rmq_retry.topology import Role
 from tests.admin import made
@@ -75,6 +76,16 @@ def test_what_waits_is_sent_in_two_clicks_and_the_audit_log_has_it(
         40,
         run.pk,
     )
+
+
+@pytest.mark.usefixtures("waits")
+def test_a_guard_of_100_percent_is_off_and_a_rate_of_0_is_refused(page: Client) -> None:
+    preview = page.get(WAITING, {"queue": QUEUE})
+    refused = press(page, preview, "Send 40 retries now", reason="the bank is back", rate="0")
+    press(page, preview, "Send 40 retries now", reason="the bank is back", stop_at="100")
+
+    assert "The rate must be a number above 0" in Page(refused).text
+    assert RequeueRun.objects.get().stop_at is None
 
 
 @pytest.mark.usefixtures("waits")
@@ -186,7 +197,7 @@ def test_the_page_of_the_run_names_what_failed_again_and_what_was_left_out(page:
 def test_the_timeline_of_a_message_that_was_parked_later_names_who_sent_it_early(page: Client) -> None:
     one = made.message(made.group())
     attempt = made.attempt(one, 1)
-    run = early.start(QUEUE, ANN, count=1, rate=1, stop_at=None, reason="bank is back")
+    run = early.start(QUEUE, ANN, RequeueOptions(rate=1, stop_at=None), count=1, reason="bank is back")
     EarlyRetry.objects.create(run=run, identity=attempt.identity, sent_at=timezone.now())
     text = Page(page.get(f"/admin/rmq_retry/parkedmessage/{one.pk}/change/")).text
 

@@ -19,6 +19,7 @@ from django_rmq_retry.parked import early, operators
 from django_rmq_retry.parked.drive import drive
 from django_rmq_retry.parked.early_sender import EarlySender
 from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.requeue_options import RequeueOptions
 from django_rmq_retry.policies.carriers import Hop
 from tests.amqp.declared import has
 from tests.commands.running import Exit, run
@@ -126,7 +127,7 @@ def test_a_look_ends_at_its_size_and_what_is_behind_it_waits(
 def test_a_run_that_is_paused_or_taken_over_while_its_driver_looks_sends_nothing(
     waiting: BlockingChannel, monkeypatch: pytest.MonkeyPatch, meanwhile: dict[str, Any]
 ) -> None:
-    one = early.start(QUEUE, Actor(name="ann"), count=3, rate=100, stop_at=None)
+    one = early.start(QUEUE, Actor(name="ann"), RequeueOptions(rate=100, stop_at=None), count=3)
     later = timezone.now() + timedelta(minutes=1)
     looking = EarlySender._taken
 
