@@ -27,13 +27,13 @@ from django_rmq_retry.admin.pages import Button, Pages, edits, needs, refusal
 from django_rmq_retry.admin.timeline import activity, latest
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, ParkedOrigin, State
 from django_rmq_retry.parked import operators
+from django_rmq_retry.parked.early_retries import waiting_for
 from django_rmq_retry.parked.edit_many import MOST_EDITED, too_many
 from django_rmq_retry.parked.groups import LIMITS, Origin, annotate, mute
 from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.links import group_links
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import number_in
-from django_rmq_retry.parked.waiting import waiting_for
 from django_rmq_retry.templatetags.rmq_retry import Count, counted
 
 PER_PAGE = 25

@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 from django.views.decorators.http import require_POST
 
-from django_rmq_retry.admin import broker_look, exports, labels, requeue_form, steering, waiting_form
+from django_rmq_retry.admin import broker_look, early_form, exports, labels, requeue_form, steering
 from django_rmq_retry.admin.labels import column, cut_line, labelled
 from django_rmq_retry.admin.pages import Button, Pages, needs, refusal
 from django_rmq_retry.admin.timeline import activity
@@ -103,7 +103,7 @@ class RequeueRunAdmin(Pages):
     def own_urls(self) -> list[URLPattern]:
         return [
             self.own_url("preview/", "preview", self.roomy(partial(requeue_form.preview, self))),
-            self.own_url("waiting/", "waiting", partial(waiting_form.preview, self)),
+            self.own_url("waiting/", "waiting", partial(early_form.preview, self)),
             self.own_url("<int:pk>/control/", "control", partial(steering.control, self)),
             self.own_url("<int:pk>/export/", "export", require_POST(partial(exports.run, self))),
             self.own_url("<int:pk>/send/", "send", non_atomic_requests(require_POST(self.send))),

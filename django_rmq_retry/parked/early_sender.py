@@ -20,19 +20,19 @@ from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryEr
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Attempt, EarlyRetry, ItemState, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked.database import database, transaction_of
-from django_rmq_retry.parked.items import recount
-from django_rmq_retry.parked.lease import RunLease, run_of_driver
-from django_rmq_retry.parked.operators import NotAllowed, Refused, refusal, user_of
-from django_rmq_retry.parked.pace import RECHECK_SECONDS, Clock, RunPace
-from django_rmq_retry.parked.waiting import (
+from django_rmq_retry.parked.early_retries import (
     RetryFilter,
     WaitingRetry,
     chosen,
-    retries_of,
+    recognized,
     unseen,
     ways_back,
     work_queue_of,
 )
+from django_rmq_retry.parked.items import recount
+from django_rmq_retry.parked.lease import RunLease, run_of_driver
+from django_rmq_retry.parked.operators import NotAllowed, Refused, refusal, user_of
+from django_rmq_retry.parked.pace import RECHECK_SECONDS, Clock, RunPace
 from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.statements import in_slices
@@ -113,7 +113,7 @@ class EarlySender:
         work_queue, known = work_queue_of(run.retries_of), dict[int, WaitingRetry]()
 
         def choose(seen: Sequence[Withdrawn]) -> Collection[int]:
-            fit = chosen(list(retries_of(work_queue, seen)), wanted)
+            fit = chosen(list(recognized(work_queue, seen)), wanted)
             known.update({one.withdrawn.tag: one for one in _unsent(run, fit)})
             return known.keys()
 

@@ -14,7 +14,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_rmq_retry.admin import waiting_form
+from django_rmq_retry.admin import early_form
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.models import (
@@ -35,9 +35,9 @@ from django_rmq_retry.models import (
 from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.controls import pause, resume, unblock
+from django_rmq_retry.parked.early_retries import RetryCause, WaitingReport
 from django_rmq_retry.parked.outbox_actions import retry_outbox
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.parked.waiting import RetryCause, WaitingReport
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of, operating
@@ -334,7 +334,7 @@ def test_the_page_of_waiting_retries_and_its_run_are_translated(page: Client, mo
         RetryCause(error="B", count=1, first=due, last=due),
     )
     waits = WaitingReport(queue=QUEUE, count=1101, causes=causes)
-    monkeypatch.setattr(waiting_form, "_looked", lambda _wish: (waits, "", ""))
+    monkeypatch.setattr(early_form, "_looked", lambda _wish: (waits, "", ""))
     address = f"{RUNS}waiting/?queue={QUEUE}"
     found = {"asked": page.get(address), "refused": page.post(address, {"queue": QUEUE, "start": "now"})}
     form = {"queue": QUEUE, "start": "now", "reason": "INC-553", "typed": "1101"}

@@ -8,15 +8,15 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import Delivery, InPlace, Queue, RetryThenPark, handler
-from django_rmq_retry.admin import waiting_form
+from django_rmq_retry.admin import early_form
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import EarlyRetry, ItemState, OperatorAction, RequeueRun
-from django_rmq_retry.parked import early
+from django_rmq_retry.parked import early_runs
 from django_rmq_retry.parked.audit import acts_on
 from django_rmq_retry.parked.controls import pause
+from django_rmq_retry.parked.early_retries import RetryCause, RetryFilter, WaitingReport
 from django_rmq_retry.parked.requeue_options import RequeueOptions
-from django_rmq_retry.parked.waiting import RetryCause, RetryFilter, WaitingReport
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of
@@ -44,7 +44,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[RetryFilter]:
         found = 1 if form.wanted.key else 40
         return WaitingReport(queue=QUEUE, count=found, causes=causes), "", ""
 
-    monkeypatch.setattr(waiting_form, "_looked", looked)
+    monkeypatch.setattr(early_form, "_looked", looked)
     return asked
 
 
@@ -137,14 +137,14 @@ def test_keys_in_an_address_are_not_looked_for(page: Client, waits: list[RetryFi
 
 def test_a_preview_that_could_not_look_at_all_says_so(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     found = WaitingReport(queue=QUEUE, count=1, causes=(), not_seen="Only the first 3 messages were looked at.")
-    monkeypatch.setattr(waiting_form, "_looked", lambda _wish: (found, "", ""))
+    monkeypatch.setattr(early_form, "_looked", lambda _wish: (found, "", ""))
 
     assert "Only the first 3 messages were looked at." in Page(page.get(WAITING, {"queue": QUEUE})).text
 
 
 def test_many_need_a_reason_and_the_typed_number(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     found = WaitingReport(queue=QUEUE, count=1200, causes=())
-    monkeypatch.setattr(waiting_form, "_looked", lambda _wish: (found, "", ""))
+    monkeypatch.setattr(early_form, "_looked", lambda _wish: (found, "", ""))
     refused = press(page, page.get(WAITING, {"queue": QUEUE}), "Send 1200 retries now")
 
     assert refused.status_code == 422
@@ -197,7 +197,7 @@ def test_the_page_of_the_run_names_what_failed_again_and_what_was_left_out(page:
 def test_the_timeline_of_a_message_that_was_parked_later_names_who_sent_it_early(page: Client) -> None:
     one = made.message(made.group())
     attempt = made.attempt(one, 1)
-    run = early.start(QUEUE, ANN, RequeueOptions(rate=1, stop_at=None), count=1, reason="bank is back")
+    run = early_runs.start(QUEUE, ANN, RequeueOptions(rate=1, stop_at=None), count=1, reason="bank is back")
     EarlyRetry.objects.create(run=run, identity=attempt.identity, sent_at=timezone.now())
     text = Page(page.get(f"/admin/rmq_retry/parkedmessage/{one.pk}/change/")).text
 

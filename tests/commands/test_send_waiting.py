@@ -15,7 +15,7 @@ from django_rmq_retry.messages import Properties, encode_properties
 from django_rmq_retry.messages.identity import attempt_identity
 from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.models import Attempt, EarlyRetry, OperatorAction, RequeueRun, RunState
-from django_rmq_retry.parked import early, operators
+from django_rmq_retry.parked import early_runs, operators
 from django_rmq_retry.parked.drive import drive
 from django_rmq_retry.parked.early_sender import EarlySender
 from django_rmq_retry.parked.operators import Actor
@@ -127,7 +127,7 @@ def test_a_look_ends_at_its_size_and_what_is_behind_it_waits(
 def test_a_run_that_is_paused_or_taken_over_while_its_driver_looks_sends_nothing(
     waiting: BlockingChannel, monkeypatch: pytest.MonkeyPatch, meanwhile: dict[str, Any]
 ) -> None:
-    one = early.start(QUEUE, Actor(name="ann"), RequeueOptions(rate=100, stop_at=None), count=3)
+    one = early_runs.start(QUEUE, Actor(name="ann"), RequeueOptions(rate=100, stop_at=None), count=3)
     later = timezone.now() + timedelta(minutes=1)
     looking = EarlySender._taken
 

@@ -31,12 +31,12 @@ from django_rmq_retry.messages import Properties, encode_properties
 from django_rmq_retry.messages.identity import attempt_identity
 from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.models import Attempt, EarlyRetry, ItemState, RequeueRun, RunState, RunWait
-from django_rmq_retry.parked import early, requeue
+from django_rmq_retry.parked import early_runs, requeue
 from django_rmq_retry.parked.drive import Drive, drive
+from django_rmq_retry.parked.early_retries import RetryFilter, report
 from django_rmq_retry.parked.operators import Refused
 from django_rmq_retry.parked.requeue_options import RequeueOptions
 from django_rmq_retry.parked.transfer import early_lines
-from django_rmq_retry.parked.waiting import RetryFilter, report
 from django_rmq_retry.policies.carriers import Carrier, Hop
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.recurring import thread_name
@@ -186,7 +186,7 @@ def test_all_waiting_retries_return_where_their_queue_would_send_them_and_their_
     failed(amqp, "a", "b", "c", attempts=attempts)
     has(amqp, waiting_queue, 3)
 
-    run = sent(early.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=3))
+    run = sent(early_runs.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=3))
 
     back = arrived(amqp, 3)
     assert [name for name, *_ in back] == ["a", "b", "c"]
@@ -207,7 +207,9 @@ def test_a_chosen_retry_is_sent_and_the_others_keep_their_order_and_their_time(
     failed(amqp, "a", "b", "c", "d", "e", "f", after=6)
     has(amqp, waiting_queue, 6)
 
-    run = sent(early.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=1, wanted=RetryFilter(key=("K-c",))))
+    run = sent(
+        early_runs.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=1, wanted=RetryFilter(key=("K-c",)))
+    )
 
     assert (run.sent, run.total) == (1, 1)
     assert [name for name, *_ in arrived(amqp, 1)] == ["c"]
@@ -225,7 +227,9 @@ def test_a_retry_behind_many_others_is_found_without_holding_their_bodies(
     failed(amqp, *names)
     has(amqp, WAITING, 9)
 
-    run = sent(early.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=1, wanted=RetryFilter(key=("K-m8",))))
+    run = sent(
+        early_runs.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=1, wanted=RetryFilter(key=("K-m8",)))
+    )
 
     assert (run.sent, run.note) == (1, "")
     assert [name for name, *_ in arrived(amqp, 1)] == ["m8"]
@@ -245,7 +249,7 @@ def test_a_run_that_could_not_look_at_all_says_how_many_it_looked_at_and_what_to
         assert session is not None
         found = report(session, WORK, wanted)
 
-    run = sent(early.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=2, wanted=wanted))
+    run = sent(early_runs.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=2, wanted=wanted))
 
     said = f"Only the first 3 messages of {WAITING} were looked at. To send those behind them, choose all that wait"
     assert found.count == 1
@@ -262,7 +266,7 @@ def test_retries_that_runs_held_and_put_back_arrive_without_a_suspicion(made: Ma
     has(amqp, f"{WORK}.retry.8s", 5)
 
     for left in (4, 3, 2):
-        run = early.start(WORK, ANN, RequeueOptions(rate=2, stop_at=None), count=5)
+        run = early_runs.start(WORK, ANN, RequeueOptions(rate=2, stop_at=None), count=5)
         assert stepped(run, 1) == 1
         requeue.stop(run.pk, ANN)
         has(amqp, f"{WORK}.retry.8s", left)
@@ -284,7 +288,7 @@ def test_looking_often_sends_nothing_early_and_keeps_the_order(made: Made, amqp:
             assert report(session, WORK, RetryFilter(key=("K-m4",))).count == 1
 
     assert ready(amqp, WORK) == 0
-    sent(early.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=10))
+    sent(early_runs.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=10))
     assert [name for name, *_ in arrived(amqp, 10)] == names
 
 
@@ -316,7 +320,7 @@ def test_retries_are_chosen_by_key_message_id_error_group_and_handler(
         found = report(session, WORK, wanted)
     assert (found.count, [cause.error for cause in found.causes]) == (1, ["LedgerClosed"])
 
-    run = sent(early.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=1, wanted=wanted))
+    run = sent(early_runs.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=1, wanted=wanted))
 
     assert run.sent == 1
     assert [name for name, *_ in arrived(amqp, 1)] == ["b"]
@@ -328,7 +332,7 @@ def test_messages_published_with_a_delay_wait_on(made: Made, amqp: BlockingChann
     failed(amqp, "a")
     has(amqp, WAITING, 2)
 
-    run = sent(early.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=2))
+    run = sent(early_runs.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=2))
 
     assert [name for name, *_ in arrived(amqp, 1)] == ["a"]
     has(amqp, WAITING, 1)
@@ -340,7 +344,7 @@ def test_a_retry_that_has_to_wait_in_several_queues_waits_in_none_of_them(made: 
     failed(amqp, "a", after=WAITS_SECONDS * 2.5)
     has(amqp, WAITING, 1)
 
-    sent(early.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=1))
+    sent(early_runs.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=1))
 
     [(_, headers, *_)] = arrived(amqp, 1)
     assert "rmq-retry-wait" not in headers
@@ -354,7 +358,7 @@ def test_a_run_sends_no_message_twice_that_fails_again_and_its_guard_pauses_it(
     names = [f"m{number}" for number in range(8)]
     failed(amqp, *names)
     has(amqp, WAITING, 8)
-    run = early.start(WORK, ANN, RequeueOptions(rate=5, stop_at=20), count=8)
+    run = early_runs.start(WORK, ANN, RequeueOptions(rate=5, stop_at=20), count=8)
 
     again = [name for name, *_ in arrived(amqp, stepped(run, 5))]
     failed(amqp, *again, attempts=3)
@@ -373,7 +377,7 @@ def test_what_became_of_each_retry_ends_the_run(made: Made, amqp: BlockingChanne
     made()
     failed(amqp, "a", "b")
     has(amqp, WAITING, 2)
-    run = sent(early.start(WORK, ANN, RequeueOptions(rate=100, stop_at=None), count=2))
+    run = sent(early_runs.start(WORK, ANN, RequeueOptions(rate=100, stop_at=None), count=2))
     arrived(amqp, 2)
     assert run.state == RunState.WAITING
 
@@ -393,7 +397,7 @@ def test_a_paused_run_puts_the_retries_back_that_it_holds(made: Made, amqp: Bloc
     made()
     failed(amqp, *[f"m{number}" for number in range(6)])
     has(amqp, WAITING, 6)
-    run = early.start(WORK, ANN, RequeueOptions(rate=2, stop_at=None), count=6)
+    run = early_runs.start(WORK, ANN, RequeueOptions(rate=2, stop_at=None), count=6)
 
     left = 6 - stepped(run, 2)
     requeue.stop(run.pk, ANN, reason="the bank is away again")
@@ -409,19 +413,19 @@ def test_a_second_run_over_the_same_queue_is_refused_with_the_name_of_the_first(
     made()
     failed(amqp, "a")
     has(amqp, WAITING, 1)
-    run = early.start(WORK, ANN, RequeueOptions(rate=1, stop_at=None), count=1)
+    run = early_runs.start(WORK, ANN, RequeueOptions(rate=1, stop_at=None), count=1)
 
     with pytest.raises(Refused, match=f"Requeue run {run.pk} by ann sends retries of ledger.post already"):
-        early.start(WORK, ANN, RequeueOptions(rate=1, stop_at=None), count=1)
+        early_runs.start(WORK, ANN, RequeueOptions(rate=1, stop_at=None), count=1)
     requeue.stop(run.pk, ANN)
-    assert sent(early.start(WORK, ANN, RequeueOptions(rate=1, stop_at=None), count=1)).sent == 1
+    assert sent(early_runs.start(WORK, ANN, RequeueOptions(rate=1, stop_at=None), count=1)).sent == 1
 
 
 def test_the_canary_is_sent_alone_and_the_others_after_it_was_processed(made: Made, amqp: BlockingChannel) -> None:
     made()
     failed(amqp, "a", "b", "c")
     has(amqp, WAITING, 3)
-    run = early.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20, canary=True), count=3)
+    run = early_runs.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20, canary=True), count=3)
 
     assert stepped(run, 1) == 1
     has(amqp, WAITING, 2)
@@ -435,7 +439,7 @@ def test_the_export_names_each_retry_and_what_became_of_it(made: Made, amqp: Blo
     made()
     failed(amqp, "a")
     has(amqp, WAITING, 1)
-    run = sent(early.start(WORK, ANN, RequeueOptions(rate=1, stop_at=None), count=1))
+    run = sent(early_runs.start(WORK, ANN, RequeueOptions(rate=1, stop_at=None), count=1))
 
     head, line = early_lines(run.pk, ANN)
     assert (head.strip(), line.split(",")[:2]) == ("message,state,sent_at,ended_at", ["K-a", "sent"])
@@ -448,7 +452,7 @@ def test_the_rate_is_kept(made: Made, amqp: BlockingChannel) -> None:
     has(amqp, WAITING, 10)
     begun = time.monotonic()
 
-    run = sent(early.start(WORK, ANN, RequeueOptions(rate=5, stop_at=None), count=10))
+    run = sent(early_runs.start(WORK, ANN, RequeueOptions(rate=5, stop_at=None), count=10))
 
     assert run.sent == 10
     assert time.monotonic() - begun > 1.7
@@ -463,7 +467,7 @@ def test_retries_that_wait_in_no_queue_are_refused(via: Carrier, why: str) -> No
         """Nothing."""
 
     with pytest.raises(Refused, match=why):
-        early.start(WORK, ANN, RequeueOptions(rate=1, stop_at=None), count=1)
+        early_runs.start(WORK, ANN, RequeueOptions(rate=1, stop_at=None), count=1)
     assert not RequeueRun.objects.exists()
 
 
@@ -475,7 +479,7 @@ def test_a_waiting_queue_of_another_program_is_left_to_it() -> None:
         """Nothing."""
 
     with pytest.raises(Refused, match=r"Another program declares queue ledger\.wait"):
-        early.start(WORK, ANN, RequeueOptions(rate=1, stop_at=None), count=1)
+        early_runs.start(WORK, ANN, RequeueOptions(rate=1, stop_at=None), count=1)
 
 
 def test_a_retry_without_a_way_back_pauses_the_run_and_stays(made: Made, amqp: BlockingChannel) -> None:
@@ -485,7 +489,7 @@ def test_a_retry_without_a_way_back_pauses_the_run_and_stays(made: Made, amqp: B
     has(amqp, waiting_queue, 1)
     amqp.queue_unbind(WORK, "bank", "post")
 
-    run = sent(early.start(WORK, ANN, RequeueOptions(rate=1, stop_at=None), count=1))
+    run = sent(early_runs.start(WORK, ANN, RequeueOptions(rate=1, stop_at=None), count=1))
 
     assert (run.state, run.wait, run.sent) == (RunState.PAUSED, RunWait.NO_WAY_BACK, 0)
     assert "NO_ROUTE" in run.explanation

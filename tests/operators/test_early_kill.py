@@ -19,7 +19,7 @@ from django_rmq_retry.messages import Properties, encode_properties
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.models import EarlyRetry, ItemState, RequeueRun, RunState, RunWait
-from django_rmq_retry.parked import early
+from django_rmq_retry.parked import early_runs
 from django_rmq_retry.parked.drive import Drive, drive
 from django_rmq_retry.parked.requeue_options import RequeueOptions
 from django_rmq_retry.policies.carriers import Hop
@@ -93,7 +93,7 @@ def wired(vhost: Vhost, amqp: BlockingChannel, settings: Any) -> Iterator[Blocki
 def test_a_killed_sender_loses_nothing_and_the_next_one_goes_on(
     killing: tuple[str, str], own: Own, kind: str, broker_url: str, wired: BlockingChannel
 ) -> None:
-    run = early.start(WORK, ANN, RequeueOptions(rate=100, stop_at=None), count=len(NAMES))
+    run = early_runs.start(WORK, ANN, RequeueOptions(rate=100, stop_at=None), count=len(NAMES))
     command = [sys.executable, "-m", "tests.operators.dying_early", str(run.pk), kind, *killing]
     ended = processes.run(command, env={**os.environ, **own.environment, "RMQ_URL": broker_url})
     assert ended.returncode == -signal.SIGKILL
@@ -117,7 +117,7 @@ def test_a_broker_that_is_killed_and_restarted_pauses_the_run_and_loses_nothing(
         with channel_on(private_broker.url) as channel:
             waiting(channel)
         private_node.flush()
-        run = early.start(WORK, ANN, RequeueOptions(rate=10, stop_at=None), count=len(NAMES))
+        run = early_runs.start(WORK, ANN, RequeueOptions(rate=10, stop_at=None), count=len(NAMES))
         driver = Drive(run.pk, thread_name("test"))
         try:
             wait_until(lambda: driver.step() is not None and sent(run) >= 2, what="some are sent")

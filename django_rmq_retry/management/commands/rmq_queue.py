@@ -7,7 +7,7 @@ from django.core.management.base import CommandParser
 from django.utils import timezone
 
 from django_rmq_retry.breakers.queue_state import FLOWING, OPEN, QueueState
-from django_rmq_retry.management import waiting_retries
+from django_rmq_retry.management import early_runs
 from django_rmq_retry.management.accounts import actor_of, add_user
 from django_rmq_retry.management.arguments import age
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known
@@ -37,7 +37,7 @@ class Command(RmqCommand):
         pause = add("pause", self._change, "stop consuming the queue, in all processes, within seconds")
         resume = add("resume", self._change, "resume the queue; also closes an open breaker")
         sends = "send the retries of a queue before they are due, as a requeue run"
-        waiting_retries.add_arguments(add("send-waiting", partial(waiting_retries.send_waiting, self), sends))
+        early_runs.add_arguments(add("send-waiting", partial(early_runs.send_waiting, self), sends))
         shown = "the reason, shown to operators and kept in the audit log"
         for one in (pause, resume):
             one.add_argument("queues", nargs="+", metavar="QUEUE", help="work queues of this project")

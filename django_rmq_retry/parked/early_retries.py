@@ -148,7 +148,7 @@ def _can_send(queue: str) -> bool:
         return False
 
 
-def retries_of(work_queue: WorkQueue, seen: Iterable[Withdrawn]) -> Iterator[WaitingRetry]:
+def recognized(work_queue: WorkQueue, seen: Iterable[Withdrawn]) -> Iterator[WaitingRetry]:
     for one in seen:
         delivery = at_origin(one.delivery, came_by=one.delivery)
         subscription = work_queue.presumed(delivery)
@@ -245,7 +245,7 @@ def _looked_for(session: Session, ways: Sequence[WayBack], wanted: RetryFilter) 
     work_queue = work_queue_of(ways[0].work)
 
     def note(seen: Sequence[Withdrawn]) -> None:
-        found.update(dict.fromkeys(one.identity for one in chosen(list(retries_of(work_queue, seen)), wanted)))
+        found.update(dict.fromkeys(one.identity for one in chosen(list(recognized(work_queue, seen)), wanted)))
 
     withdrawal = Withdrawal(session)
     try:

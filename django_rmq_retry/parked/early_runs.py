@@ -8,9 +8,9 @@ from django_rmq_retry.models import Action, RequeueRun
 from django_rmq_retry.models.runs import SENDING
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, transaction_of
+from django_rmq_retry.parked.early_retries import RetryFilter, ways_back
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Refused, lacks_reason
 from django_rmq_retry.parked.requeue_options import DEFAULT_OPTIONS, RequeueOptions
-from django_rmq_retry.parked.waiting import RetryFilter, ways_back
 
 
 def start(

@@ -17,10 +17,10 @@ from django_rmq_retry.management.parked_runs import (
     say_unread,
 )
 from django_rmq_retry.management.terminal import clock, utc
-from django_rmq_retry.parked import controls, early
+from django_rmq_retry.parked import controls, early_runs
+from django_rmq_retry.parked.early_retries import RetryFilter, WaitingReport, report
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, RequeueOptions
-from django_rmq_retry.parked.waiting import RetryFilter, WaitingReport, report
 from django_rmq_retry.publishing import broker_connections
 
 DEFAULT_TIMEOUT_SECONDS = 3.0
@@ -67,7 +67,7 @@ def send_waiting(command: RmqCommand, options: Options) -> Exit:
     _say_standstill(command, queue, options)
     question = f"Send {plural(found.count, 'waiting message')} of {queue} now?"
     confirm_number(command, found.count, question, {**options, "ids": options["key"]})
-    run = early.start(queue, Actor.of_shell(), chosen, count=found.count, wanted=wanted, reason=options["reason"])
+    run = early_runs.start(queue, Actor.of_shell(), chosen, count=found.count, wanted=wanted, reason=options["reason"])
     return report_run(command, run, options, Exit.DONE) if options["no_wait"] else follow(command, run, options)
 
 

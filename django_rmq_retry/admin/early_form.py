@@ -13,18 +13,18 @@ from django_rmq_retry.admin.requeue_form import targets_of, typed_number, unconf
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.models import ErrorGroup
-from django_rmq_retry.parked import controls, early
+from django_rmq_retry.parked import controls, early_runs
+from django_rmq_retry.parked.early_retries import RetryFilter, WaitingReport, report, ways_back
 from django_rmq_retry.parked.key_text import parse
 from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
 from django_rmq_retry.parked.requeue import TYPED_FROM
 from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, STOP_AT, RequeueOptions
 from django_rmq_retry.parked.selection import number_in
-from django_rmq_retry.parked.waiting import RetryFilter, WaitingReport, report, ways_back
 from django_rmq_retry.publishing import broker_connections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingForm:
+class EarlyForm:
     """What an operator has entered before waiting retries are sent."""
 
     queue: str
@@ -35,7 +35,7 @@ class WaitingForm:
     typed: str
 
     @classmethod
-    def read(cls, entered: QueryDict, *, posted: bool) -> "WaitingForm":
+    def read(cls, entered: QueryDict, *, posted: bool) -> "EarlyForm":
         """Read what was entered; keys only from a form, because to find their retries each waiting one is looked at."""
         keys = entered.get("keys", "").strip() if posted else ""
         groups = [pk for text in entered.getlist("group") if (pk := number_in(text)) is not None]
@@ -65,7 +65,7 @@ def preview(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Show which retries wait, why and until when; start the run if its button was pressed."""
     posted = request.method == "POST"
     try:
-        form = WaitingForm.read(request.POST if posted else request.GET, posted=posted)
+        form = EarlyForm.read(request.POST if posted else request.GET, posted=posted)
     except Refused as refused:
         return pages.refused(request, str(refused), status=422)
     if form.queue not in controls.queues():
@@ -104,7 +104,7 @@ def preview(pages: Pages, request: HttpRequest) -> HttpResponse:
     )
 
 
-def _looked(form: WaitingForm) -> tuple[WaitingReport | None, str, str]:
+def _looked(form: EarlyForm) -> tuple[WaitingReport | None, str, str]:
     """Return what waits; without it why these retries cannot be sent, or why the broker does not tell."""
     try:
         ways_back(form.queue)
@@ -118,8 +118,8 @@ def _looked(form: WaitingForm) -> tuple[WaitingReport | None, str, str]:
         return None, "", str(error)
 
 
-def _start(request: HttpRequest, form: WaitingForm, found: WaitingReport) -> Any:
-    return early.start(
+def _start(request: HttpRequest, form: EarlyForm, found: WaitingReport) -> Any:
+    return early_runs.start(
         form.queue,
         Actor.of_request(request),
         form.options,
@@ -129,6 +129,6 @@ def _start(request: HttpRequest, form: WaitingForm, found: WaitingReport) -> Any
     )
 
 
-def _wrong(form: WaitingForm, found: WaitingReport) -> dict[str, str]:
+def _wrong(form: EarlyForm, found: WaitingReport) -> dict[str, str]:
     wrong = unconfirmed(chosen=found.count, sent=found.count, reason=form.reason, typed=form.typed)
     return wrong if found.count else {**wrong, "all": _("No retry waits any more.")}
