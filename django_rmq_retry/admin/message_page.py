@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.db import router, transaction
-from django.db.models import Count, OuterRef, Subquery
+from django.db.models import OuterRef, Subquery
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotFound
 from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
@@ -18,10 +18,9 @@ from django_rmq_retry.admin import labels
 from django_rmq_retry.admin.contents import HEADER_PLACE, body_of, heading_of
 from django_rmq_retry.admin.pages import Button, Pages, refusal, saved_as
 from django_rmq_retry.admin.timeline import activity, timeline, with_reasons
-from django_rmq_retry.attempts.history import attempts_of
+from django_rmq_retry.attempts.history import attempts_of, failures_counted, lost_attempts
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.deaths import rejections
 from django_rmq_retry.messages.masking import hides, masked
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.models import (
@@ -51,8 +50,6 @@ MOST_ATTEMPTS = 20
 MOST_ACTIONS = 20
 MOST_KEYS = 50
 UNSENT = (ItemState.PENDING, ItemState.CLAIMED)
-HIGHEST_COUNT = 2**31 - 1
-"""A bound for the count in x-death, which can be forged; no column holds more."""
 
 
 def of_message(*verbs: str) -> Callable[[Callable[..., HttpResponseBase]], Callable[..., HttpResponseBase]]:
@@ -175,11 +172,11 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
             next((item.run for item in history["items"] if item.sent_at), None),
             next((act for act in acts if act.action == DECIDED_BY.get(message.state)), None),
         ),
-        unrecorded=_unrecorded(message, neighbours.pop("known")),
+        unrecorded=lost_attempts(message, neighbours.pop("known")),
         parked_by=labels.PARKED_BY.get(message.by, message.by),
         buttons=_buttons(pages, request, message),
         first_failed=_first_failed(message, neighbours.pop("first"), neighbours.pop("lasted")),
-        copies=message.copies - max(_parked_in_cycle(message), 1) + 1,
+        copies=message.copies - max(message.parked_cycle, 1) + 1,
         waits_in=[item.run for item in history["items"] if item.state in UNSENT and item.run.active],
         edited_since=_edited_since(message, acts),
         restored=_restored(message, acts),
@@ -271,14 +268,12 @@ def _neighbours(message: ParkedMessage) -> dict[str, Any]:
     same = ParkedMessage.objects.filter(state=OuterRef("state"))
     newer = same.filter(parked_at__gt=OuterRef("parked_at")).order_by("parked_at", "pk").values("pk")[:1]
     older = same.filter(parked_at__lt=OuterRef("parked_at")).order_by("-parked_at", "-pk").values("pk")[:1]
-    known = attempts_of(message).filter(cycle=message.cycle, number__lte=_reported(message)).exclude(verdict="ack")
-    counted = known.order_by().values("cycle").annotate(n=Count("number", distinct=True)).values("n")
     behind = blocked_by(message).values("waiting")[:1]
     failures = attempts_of(message).exclude(verdict="ack").order_by("started_at")
     asked = {
         "newer": newer,
         "older": older,
-        "known": counted,
+        "known": failures_counted(message),
         "behind": behind,
         "first": failures.values("started_at")[:1],
         "lasted": failures.values("seconds")[:1],
@@ -286,39 +281,6 @@ def _neighbours(message: ParkedMessage) -> dict[str, Any]:
     columns = {name: Subquery(query) for name, query in asked.items()}
     row = ParkedMessage.objects.filter(pk=message.pk).values(**columns).first()
     return dict.fromkeys(asked) if row is None else dict(row)
-
-
-def _reported(message: ParkedMessage) -> int:
-    """Return the attempts of this cycle that the message itself reports, by its stamp or by the broker's count."""
-    try:
-        headers = decode_properties(bytes(message.properties)).headers
-    except UndecodableHeaders:
-        return message.attempts
-    return max(message.attempts, min(rejections(headers, message.queue), HIGHEST_COUNT))
-
-
-def _parked_in_cycle(message: ParkedMessage) -> int:
-    """Return the cycle that ended in the parked queue: not the present one if the message was requeued after it."""
-    requeued = message.requeued_at is not None and message.requeued_at > message.parked_at
-    return message.cycle - 1 if requeued else message.cycle
-
-
-def _unrecorded(message: ParkedMessage, recorded: int | None) -> str:
-    """Return a warning if the history has fewer attempts than the message reports.
-
-    The message reports its attempts up to its last arrival in the parked queue.
-    """
-    reported, known = _reported(message), recorded or 0
-    if reported <= known or _parked_in_cycle(message) < message.cycle:
-        return ""
-    text = ngettext(
-        "The message reports %(reported)d attempts, but the history has %(known)d. %(count)d attempt was not "
-        "recorded: its consumer crashed, or was an older version or another program.",
-        "The message reports %(reported)d attempts, but the history has %(known)d. %(count)d attempts were "
-        "not recorded: their consumer crashed, or was an older version or another program.",
-        reported - known,
-    )
-    return text % {"reported": reported, "known": known, "count": reported - known}
 
 
 def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, Any], list[OperatorAction]]:
@@ -373,7 +335,7 @@ def _contents(request: HttpRequest, message: ParkedMessage, shown: tuple[str, ..
 def _summary(message: ParkedMessage) -> str:
     """Return a sentence on the failed attempts and the reason for parking."""
     text = _("It was parked before it reached a handler: %(reason)s.")
-    if message.attempts and _parked_in_cycle(message) > 1:
+    if message.attempts and message.parked_cycle > 1:
         text = ngettext(
             "It failed %(count)d time after a requeue, then it was parked again: %(reason)s.",
             "It failed %(count)d times after a requeue, then it was parked again: %(reason)s.",

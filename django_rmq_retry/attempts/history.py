@@ -1,12 +1,20 @@
 """The attempts of a message, and the messages that wait for their next one."""
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Count, Exists, OuterRef, QuerySet
+from django.utils.translation import ngettext
 
+from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.messages.deaths import rejections
 from django_rmq_retry.messages.identity import attempt_identities
+from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.models import Attempt, ParkedMessage
 
+HIGHEST_COUNT = 2**31 - 1
+"""A bound for the count in x-death, which can be forged; no column holds more."""
 COUNTS_AS_WAITING = timedelta(hours=1)
 """Time for which a message still counts as waiting after its retry is due: consumers may be stopped, or busy."""
 
@@ -22,6 +30,55 @@ def attempts_of(record: ParkedMessage) -> QuerySet[Attempt]:
     if not record.message_id:
         identities += attempt_identities(record.queue or record.parked_in, bytes(record.body))
     return Attempt.objects.filter(identity__in=identities).order_by("-started_at", "-pk")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostAttempts:
+    """Attempts that a message reports and the history does not have."""
+
+    reported: int
+    recorded: int
+
+    @property
+    def count(self) -> int:
+        return self.reported - self.recorded
+
+    def __str__(self) -> str:
+        text = ngettext(
+            "The message reports %(reported)d attempts, but the history has %(known)d. %(count)d attempt was not "
+            "recorded: its consumer crashed, or was an older version or another program.",
+            "The message reports %(reported)d attempts, but the history has %(known)d. %(count)d attempts were "
+            "not recorded: their consumer crashed, or was an older version or another program.",
+            self.count,
+        )
+        return text % {"reported": self.reported, "known": self.recorded, "count": self.count}
+
+
+def failures_counted(record: ParkedMessage) -> QuerySet[Any, Any]:
+    """Return the query of one number, ``n``: the failures of the present cycle, up to those that the message reports.
+
+    It has no row if there are none.
+    """
+    known = attempts_of(record).filter(cycle=record.cycle, number__lte=_reported(record)).exclude(verdict="ack")
+    return known.order_by().values("cycle").annotate(n=Count("number", distinct=True)).values("n")
+
+
+def lost_attempts(record: ParkedMessage, recorded: int | None) -> LostAttempts | None:
+    """Return the attempts that were not recorded, by the number of ``failures_counted``; None if none was lost.
+
+    The message reports its attempts up to its last arrival in the parked queue.
+    """
+    lost = LostAttempts(reported=_reported(record), recorded=recorded or 0)
+    return lost if lost.count > 0 and record.parked_cycle == record.cycle else None
+
+
+def _reported(record: ParkedMessage) -> int:
+    """Return the attempts of this cycle that the message itself reports, by its stamp or by the broker's count."""
+    try:
+        headers = decode_properties(bytes(record.properties)).headers
+    except UndecodableHeaders:
+        return record.attempts
+    return max(record.attempts, min(rejections(headers, record.queue), HIGHEST_COUNT))
 
 
 def waiting(at: datetime, *, overdue: timedelta = COUNTS_AS_WAITING) -> QuerySet[Attempt]:

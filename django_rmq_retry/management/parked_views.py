@@ -7,7 +7,7 @@ from shlex import quote
 from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.arguments import plural
-from django_rmq_retry.attempts.history import attempts_of
+from django_rmq_retry.attempts.history import attempts_of, failures_counted, lost_attempts
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.management.arguments import MOST_LISTED, add_limit, positive
@@ -219,6 +219,7 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
     died = _deaths(row)
     attempts = attempts_of(row)
     some = list(attempts if options["attempts"] == "all" else attempts[:1])
+    lost = lost_attempts(row, next((found["n"] for found in failures_counted(row)), None))
     links = message_links(row, [key.value for key in sorted(row.keys.all(), key=lambda key: key.pk)])
     if options["json"]:
         entries = None if died is None else [_death(one) for one in died]
@@ -228,6 +229,7 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
             detail=row.detail,
             deaths=entries,
             attempts=[_attempt(one) for one in some],
+            lost_attempts=lost.count if lost else 0,
             body=body,
             links=links,
         )
@@ -238,6 +240,8 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
     known = attempts.count()
     if len(some) < known:
         command.say(f"{len(some)} of {known} attempts; --attempts all shows all")
+    if lost:
+        command.say(str(lost))
     if body is not None:
         command.line()
         command.line(body)

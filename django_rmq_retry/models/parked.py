@@ -394,6 +394,12 @@ class ParkedMessage(models.Model):
         """True if an operator has to decide."""
         return self.state in OPEN
 
+    @property
+    def parked_cycle(self) -> int:
+        """The cycle that ended in the parked queue: not the present one if the message was requeued after it."""
+        requeued = self.requeued_at is not None and self.requeued_at > self.parked_at
+        return self.cycle - 1 if requeued else self.cycle
+
 
 KEY_LENGTH = 255
 

@@ -1,6 +1,7 @@
 """The page of one message: everything is there, nothing of it runs, nothing is seen that may not be seen."""
 
 import hashlib
+import json
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,6 +18,7 @@ from django_rmq_retry.templatetags.rmq_retry import NOTHING, name
 from tests.admin import made
 from tests.admin.conftest import SUPPORT, client_of, operating, support
 from tests.admin.looking import EVIL, Page, address_of, own_queries, scripts_in
+from tests.commands.running import run
 from tests.operators.invariants import check_audit_log
 
 pytestmark = pytest.mark.django_db
@@ -333,7 +335,7 @@ def test_a_forged_x_death_header_is_truncated_and_escaped(page: Client) -> None:
         (3, 2**40, "reports 2147483647 attempts, but the history has 3."),
     ],
 )
-def test_the_message_page_reports_missing_attempts(page: Client, attempts: int, death: int, said: str) -> None:
+def test_page_and_command_report_missing_attempts(page: Client, attempts: int, death: int, said: str) -> None:
     one = made.message(attempts=attempts, cycle=2, properties=deaths("payments.main", death))
     for number in (1, 2, 3):
         made.attempt(one, number, cycle=2)
@@ -343,6 +345,7 @@ def test_the_message_page_reports_missing_attempts(page: Client, attempts: int, 
     made.attempt(one, 3, cycle=2)
 
     assert said in Page(page.get(address_of(one))).text
+    assert said in run("rmq_parked", "show", str(one.pk)).err
 
 
 def test_a_complete_history_reports_no_missing_attempts(page: Client) -> None:
@@ -355,6 +358,7 @@ def test_a_complete_history_reports_no_missing_attempts(page: Client) -> None:
 
     for message in (told, elsewhere, odd, requeued):
         assert "not recorded" not in Page(page.get(address_of(message))).text
+        assert json.loads(run("rmq_parked", "show", str(message.pk), "--json").out)["lost_attempts"] == 0
 
 
 def test_an_unknown_message_answers_404(page: Client) -> None:
