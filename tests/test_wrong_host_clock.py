@@ -31,6 +31,7 @@ from django_rmq_retry.models import (
     InboxEntry,
     OutboxMessage,
     ParkedMessage,
+    RequeueRun,
     State,
 )
 from django_rmq_retry.parked import retention
@@ -360,6 +361,23 @@ def test_the_requeue_age_limit_uses_the_database_clock(
     found = {one.name: one.count for one in report(Selection.of_filter({"state": ["parked"]})).findings}
 
     assert found["late"] == 1
+
+
+@pytest.mark.usefixtures("own_clock")
+@pytest.mark.parametrize("wrong", WRONG[1:3])
+def test_the_page_of_a_run_measures_its_pace_by_the_database_clock(
+    wrong: float, right: datetime, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    since = right - timedelta(seconds=1000)
+    times = dict.fromkeys(("created_at", "started_at", "paced_at"), since)
+    lasting = {"beat_at": right, "leased_until": right + timedelta(minutes=5)}
+    run = RequeueRun.objects.create(**times, **lasting, total=12013, sent=10000, rate=50)
+    shifted(monkeypatch, wrong)
+    database_clock.now("default")
+    answer = admin_client.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/")
+
+    assert "measured: about" in answer.content.decode()
+    assert "Nothing has been sent for" not in answer.content.decode()
 
 
 @pytest.mark.usefixtures("own_clock")

@@ -1,9 +1,7 @@
 """The admin of requeue runs."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from functools import partial
-from math import ceil
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
@@ -12,11 +10,11 @@ from django.db.transaction import non_atomic_requests
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.defaultfilters import floatformat
 from django.urls import URLPattern
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 from django.views.decorators.http import require_POST
 
+from django_rmq_retry import database_clock
 from django_rmq_retry.admin import broker_look, early_form, exports, labels, requeue_form, steering
 from django_rmq_retry.admin.labels import column, cut_line, labelled
 from django_rmq_retry.admin.pages import Button, Pages, needs, refusal
@@ -36,10 +34,12 @@ from django_rmq_retry.models import (
     RunWait,
 )
 from django_rmq_retry.parked.claims import sent_by_others
+from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.drive import drive
 from django_rmq_retry.parked.key_lists import keys_of, unmatched
 from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import has_own_rules
+from django_rmq_retry.parked.pace import measured_rate, seconds_left
 from django_rmq_retry.parked.selection import EXCEPT
 from django_rmq_retry.recurring import thread_name
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, counted, rmq_minute, rmq_span, run_badge, run_outcome
@@ -50,11 +50,6 @@ CLICK_SECONDS = 10.0
 """Seconds for which a page without JavaScript sends: there each slice is a click."""
 MOST_ITEMS = 50
 MOST_ERRORS = 10
-PACE_AFTER_SECONDS = 5.0
-"""Seconds of sending after which the measured rate is meaningful."""
-CLEARLY_SLOWER = 0.9
-SILENCED = (RunWait.BROKER_AWAY, RunWait.DEPTH_UNKNOWN)
-"""Waits whose end is unknown, so that the time until all is sent is unknown too."""
 MOST_CAUSES_SHOWN = 5
 
 
@@ -134,7 +129,7 @@ class RequeueRunAdmin(Pages):
         return self._shown(request, run) if scripted else HttpResponseRedirect(self.address("requeuerun_change", pk))
 
     def _shown(self, request: HttpRequest, run: RequeueRun) -> HttpResponse:
-        driven, now = run.state in DRIVEN, timezone.now()
+        driven, now = run.state in DRIVEN, database_clock.reckoned(database())
         undriven = driven and (run.leased_until is None or run.leased_until < now)
         ended = RequeueItem.objects.filter(run=run).select_related("message", "message__group")
         light = ended.defer("message__body", "message__properties").order_by("place")
@@ -162,8 +157,8 @@ class RequeueRunAdmin(Pages):
             others_send=bool(seen.unreachable) and not away,
             badge=run_badge(run, unreachable=away),
             state=run_outcome(run, unreachable=away)[1],
-            pace=_pace(run, now),
-            left=None if away or run.is_silent(now) or run.wait in SILENCED else _left(run, now),
+            pace=measured_rate(run),
+            left=None if away else seconds_left(run),
             guard=_guard(run),
             waiting=run.sent - run.processed - run.failed,
             buttons=self._buttons(request, run),
@@ -267,22 +262,6 @@ def _what(run: RequeueRun, causes: Sequence[tuple[int, str, int]]) -> str:
 
 def _took(run: RequeueRun) -> float | None:
     return (run.finished_at - run.started_at).total_seconds() if run.started_at and run.finished_at else None
-
-
-def _left(run: RequeueRun, now: datetime) -> int | None:
-    """Return the seconds until all is sent, at the measured rate."""
-    rate = _pace(run, now) or run.rate
-    return ceil(run.unsent / rate) if run.state == RunState.RUNNING and rate else None
-
-
-def _pace(run: RequeueRun, now: datetime) -> float | None:
-    """Return the messages per second since sending last began, if that is clearly below the rate limit."""
-    since = run.paced_at or run.started_at
-    passed = (now - since).total_seconds() if since else 0.0
-    if run.state != RunState.RUNNING or passed < PACE_AFTER_SECONDS or run.sent <= run.paced_sent or run.is_silent(now):
-        return None
-    real = (run.sent - run.paced_sent) / passed
-    return real if real < CLEARLY_SLOWER * run.rate else None
 
 
 def _guard(run: RequeueRun) -> str:

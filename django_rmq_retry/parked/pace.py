@@ -1,13 +1,14 @@
-"""The pace of a requeue run: how many messages its driver may send now, and when it looks again."""
+"""The pace of a requeue run: how many messages its driver may send now, when it looks again, and when all are sent."""
 
 from collections.abc import Callable
 from datetime import timedelta
+from math import ceil
 from typing import Any
 
 from django.db.models import F
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.models import RequeueRun
+from django_rmq_retry.models import RequeueRun, RunState, RunWait
 from django_rmq_retry.parked.database import database
 
 SLICE_SECONDS = 0.25
@@ -20,6 +21,11 @@ RECHECK_SECONDS = 1.0
 """Seconds between two checks of an unreachable broker."""
 LONGEST_SPAN = timedelta(seconds=20)
 """The longest time over which the real rate is measured."""
+MEASURED_AFTER = timedelta(seconds=5)
+"""Time of sending after which the measured rate is meaningful."""
+CLEARLY_SLOWER = 0.9
+ENDLESS_WAITS = (RunWait.BROKER_AWAY, RunWait.DEPTH_UNKNOWN)
+"""Waits whose end is unknown, so that the time until all is sent is unknown too."""
 Clock = Callable[[], float]
 
 
@@ -35,6 +41,26 @@ def recent_rate(run: RequeueRun) -> dict[str, Any]:
         return {}
     recent = max(run.sent - run.paced_sent, 0) // 2
     return {"paced_at": run.paced_at + passed / 2, "paced_sent": run.sent - recent}
+
+
+def measured_rate(run: RequeueRun) -> float | None:
+    """Return the messages per second since sending last began, if that is clearly below the rate limit."""
+    now, since = database_clock.reckoned(database()), run.paced_at or run.started_at
+    if since is None or run.state != RunState.RUNNING or run.sent <= run.paced_sent or run.is_silent(now):
+        return None
+    if now - since < MEASURED_AFTER:
+        return None
+    real = (run.sent - run.paced_sent) / (now - since).total_seconds()
+    return real if real < CLEARLY_SLOWER * run.rate else None
+
+
+def seconds_left(run: RequeueRun) -> int | None:
+    """Return the seconds until all is sent, at the measured rate; None if that cannot be known."""
+    known = run.state == RunState.RUNNING and run.wait not in ENDLESS_WAITS
+    if not known or run.is_silent(database_clock.reckoned(database())):
+        return None
+    rate = measured_rate(run) or run.rate
+    return ceil(run.unsent / rate) if rate else None
 
 
 class RunPace:
