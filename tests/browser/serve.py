@@ -15,7 +15,7 @@ from django.core.wsgi import get_wsgi_application
 from django.utils import timezone
 
 from django_rmq_retry import Delivery, Message, handler
-from django_rmq_retry.admin import broker_look, waiting_form
+from django_rmq_retry.admin import broker_look, early_form
 from django_rmq_retry.amqp import Done
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.health.rules import Code, Problem
@@ -35,11 +35,11 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.parked.approvals import ask
 from django_rmq_retry.parked.audit import log_action
+from django_rmq_retry.parked.early_retries import RetryCause, WaitingReport
 from django_rmq_retry.parked.four_eyes import Wish
 from django_rmq_retry.parked.key_lists import look_up, store
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.parked.waiting import RetryCause, WaitingReport
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import Kept
@@ -206,7 +206,7 @@ def looked() -> broker_look.Look:
     return broker_look.Look(at=now, gauged=Gauged(levels=levels, api_set=False))
 
 
-def looked_at_waiting(form: waiting_form.WaitingForm) -> tuple[WaitingReport, str, str]:
+def looked_at_waiting(form: early_form.EarlyForm) -> tuple[WaitingReport, str, str]:
     """Retries that wait because of two errors, one of them long."""
     now = timezone.now()
     causes = tuple(
@@ -232,7 +232,7 @@ def serve(scene: str) -> None:
         """Nothing."""
 
     broker_look.look = looked
-    waiting_form._looked = looked_at_waiting
+    early_form._looked = looked_at_waiting
     kept = Handled()
     with replaced_by(kept):
         server = ThreadedWSGIServer(("127.0.0.1", 0), Quiet)
