@@ -20,7 +20,15 @@ from django_rmq_retry.parked.early_sender import EarlySender
 from django_rmq_retry.parked.item_sender import ItemSender
 from django_rmq_retry.parked.items import advance, list_part, recount, skip_unsent
 from django_rmq_retry.parked.lease import DRIVEN, RunLease
-from django_rmq_retry.parked.pace import RECHECK_SECONDS, SLICE_SECONDS, Clock, RunPace, recent_rate, restart_rate
+from django_rmq_retry.parked.pace import (
+    RECHECK_SECONDS,
+    SLICE_SECONDS,
+    Clock,
+    RunPace,
+    recent_rate,
+    restart_rate,
+    saved_room,
+)
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing.target_queues import TargetQueues
 
@@ -93,6 +101,7 @@ class Drive:
         if self._sender is None:
             self._sender = self._sender_of(run)
             _take_over(run)
+            self._pace.go_on_with(saved_room(run))
         if self._clock() - self._swept >= SWEEP_SECONDS:
             end_expired_claims()
             self._swept = self._clock()

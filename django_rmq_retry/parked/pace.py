@@ -20,7 +20,9 @@ SAVED_SECONDS = 1.0
 RECHECK_SECONDS = 1.0
 """Seconds between two checks of an unreachable broker."""
 LONGEST_SPAN = timedelta(seconds=20)
-"""The longest time over which the real rate is measured."""
+"""The longest time over which the real rate is measured, if enough messages are sent in it."""
+FEWEST_MEASURED = 10
+"""Messages over which the real rate is measured at least."""
 MEASURED_AFTER = timedelta(seconds=5)
 """Time of sending after which the measured rate is meaningful."""
 CLEARLY_SLOWER = 0.9
@@ -39,7 +41,9 @@ def recent_rate(run: RequeueRun) -> dict[str, Any]:
     passed = database_clock.reckoned(database()) - run.paced_at if run.paced_at else timedelta()
     if run.paced_at is None or passed <= LONGEST_SPAN:
         return {}
-    recent = max(run.sent - run.paced_sent, 0) // 2
+    recent = (run.sent - run.paced_sent) // 2
+    if recent < FEWEST_MEASURED:
+        return {}
     return {"paced_at": run.paced_at + passed / 2, "paced_sent": run.sent - recent}
 
 
@@ -63,13 +67,25 @@ def seconds_left(run: RequeueRun) -> int | None:
     return ceil(run.unsent / rate) if rate else None
 
 
+def saved_room(run: RequeueRun) -> float:
+    """Return the messages that the rate allows a driver which takes the run over: what earlier ones sent counts."""
+    if run.paced_at is None:
+        return 1.0
+    passed = database_clock.reckoned(database()) - run.paced_at
+    return 1.0 + passed.total_seconds() * run.rate - (run.sent - run.paced_sent)
+
+
 class RunPace:
-    """A token bucket that fills at the rate; it starts with room for one message."""
+    """A token bucket that fills at the rate; it starts with room for one message, or with what is saved."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._at: float | None = None
         self._room = 1.0
+
+    def go_on_with(self, room: float) -> None:
+        """Take up the pace of an earlier driver."""
+        self._room = room
 
     def room(self, rate: float) -> int:
         now = self._clock()

@@ -75,6 +75,13 @@ def test_a_run_never_has_more_outcomes_than_sent_messages() -> None:
     assert (late.sent, late.processed, late.failed) == (3, 1, 1)
 
 
+def page_sends(run: RequeueRun) -> None:
+    """A request of the run's page, which drives it for one step."""
+    one = driver_of(run, "page", targets=Targets())
+    one.step()
+    one.end()
+
+
 class TestRate:
     @pytest.mark.parametrize("rate", [0.5, 3.0, 20.0, 333.0])
     def test_the_rate_holds_whatever_the_length_of_the_steps(self, rate: float) -> None:
@@ -106,6 +113,22 @@ class TestRate:
 
         assert depth(wired) == 11
         assert now(run).sent == 11
+
+    def test_the_pace_goes_on_from_one_driver_to_the_next(self, wired: BlockingChannel) -> None:
+        run = started(60, rate=20)
+        page_sends(run)
+        RequeueRun.objects.update(paced_at=timezone.now() - timedelta(seconds=1))
+        page_sends(run)
+
+        assert depth(wired) == 21
+
+    def test_a_new_driver_does_not_send_before_the_rate_allows_it(self, wired: BlockingChannel) -> None:
+        run = started(60, rate=0.01)
+        RequeueRun.objects.update(paced_at=timezone.now())
+        for _ in range(3):
+            page_sends(run)
+
+        assert depth(wired) == 1
 
     @pytest.mark.usefixtures("wired")
     def test_a_slow_run_keeps_its_driver_and_its_rate(self) -> None:
