@@ -77,10 +77,12 @@ def facts_in_words(action: OperatorAction) -> Iterator[tuple[str, str]]:
 
 
 def name_in_words(fact: str) -> str:
+    if fact in NAMES:
+        return str(capfirst(NAMES[fact]))
     for model in CHANGED:
         with suppress(FieldDoesNotExist):
             return str(capfirst(getattr(model._meta.get_field(fact), "verbose_name", fact)))  # noqa: SLF001 - Django's own way
-    return str(capfirst(NAMES[fact])) if fact in NAMES else str(dict(State.choices).get(fact, fact))
+    return str(dict(State.choices).get(fact, fact))
 
 
 def _in_words(fact: str, value: Any) -> str:

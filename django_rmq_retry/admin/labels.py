@@ -11,6 +11,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import label_for_field
 from django.db.models import Model, QuerySet
 from django.utils.dateparse import parse_datetime
+from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
@@ -78,8 +79,15 @@ LEFT_OUT = ("body", "properties", "detail", "summary", "hold_reason", "resolutio
 
 
 def action_reason(action: OperatorAction) -> str:
-    """Return the operator's reason for an action; only the category of a discard is translated."""
+    """Return the operator's reason for an action; only the category of a discard is translated.
+
+    A change of the rate is followed by what it was and is.
+    """
     asked = action.action == Action.ASK and action.details.get("act") == GatedAct.DISCARD
+    if action.action == Action.CHANGE_RATE:
+        rates = [action.details.get(name) for name in ("before", "after")]
+        known = [number_format(one["rate"], 0) for one in rates if isinstance(one, Mapping) and "rate" in one]
+        return " · ".join(filter(None, (action.reason, " → ".join(known))))
     return resolution_text(action.reason) if action.action == Action.DISCARD or asked else action.reason
 
 
@@ -265,7 +273,10 @@ class Card:
 
     @property
     def handlers(self) -> str:
-        return _named(origin.handler for origin in self.origins)
+        """Return the handlers, unless the name of the group says the same: its error was raised in the handler."""
+        names = {origin.handler for origin in self.origins}
+        place = self.group.culprit.replace(":", ".")
+        return "" if names == {place} else _named(origin.handler for origin in self.origins)
 
     @property
     def queues(self) -> str:

@@ -238,13 +238,15 @@ def _sent_early(retries: Iterable[EarlyRetry]) -> Iterator[TimelineEvent]:
 
 
 def activity(request: HttpRequest, *about: Q, most: int = MOST_ACTIONS_SHOWN, **fields: int) -> dict[str, Any]:
-    """Return the newest actions that the user may see, and the reason if the user sees none."""
+    """Return the newest actions that the user may see, the reason if the user sees none, and if others have acted."""
     why = refusal(request.user, "view_audit")
     if why:
         return {"activity": (), "no_activity": why}
     actions = OperatorAction.objects.filter(*about, **fields).order_by("-number")
-    seen = actions if not refusal(request.user, "view_all_audit") else actions.filter(actor=request.user.pk)
-    return {"activity": with_reasons(seen[:most]), "no_activity": ""}
+    if not refusal(request.user, "view_all_audit"):
+        return {"activity": with_reasons(actions[:most]), "no_activity": ""}
+    own = with_reasons(actions.filter(actor=request.user.pk)[:most])
+    return {"activity": own, "no_activity": "", "others_acted": actions.exclude(actor=request.user.pk).exists()}
 
 
 def with_reasons(actions: Iterable[OperatorAction]) -> list[tuple[OperatorAction, str]]:

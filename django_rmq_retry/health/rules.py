@@ -506,6 +506,7 @@ class Code(Enum):
         text=ngettext_lazy(
             "%(count)d queue has no consumer: %(names)s.", "%(count)d queues have no consumer: %(names)s.", "count"
         ),
+        why=_("The next messages to them will wait."),
         fix="Start manage.py rmq_consume",
     )
     HELD = _warning(Area.CONSUMERS)(

@@ -284,14 +284,16 @@ def _time(at: datetime, text: str) -> SafeString:
 
 
 @register.inclusion_tag("admin/rmq_retry/parts/card.html", takes_context=True)
-def rmq_card(context: Context) -> dict[str, Any]:
+def rmq_card(context: Context, most: int = 5) -> dict[str, Any]:
     """Return what the live status says, for the head of an index: of the app, or of the site."""
     request = context["request"]
     pages = _live_status(request)
     if pages is None or refusal(request.user, "view_status"):
         return {}
     with suppress(DatabaseError):
-        return {**pages.summary(request), "most": ":5"}
+        summary = pages.summary(request)
+        needs = summary["needs"]
+        return {**summary, "needs": needs[:most], "more": max(0, len(needs) - most)}
     return {}
 
 
@@ -299,7 +301,7 @@ def rmq_card(context: Context) -> dict[str, Any]:
 def rmq_site_card(context: Context) -> dict[str, Any]:
     """Return the same for the index of the site, which has no frame of ours: with the environment and the search."""
     frame = {"request": context["request"], "rmq_environment": settings().operators.environment}
-    return {**rmq_card(context), **frame, "most": ":3", "title": apps.get_app_config(LABEL).verbose_name}
+    return {**rmq_card(context, most=3), **frame, "title": apps.get_app_config(LABEL).verbose_name}
 
 
 @register.inclusion_tag("admin/rmq_retry/parts/find.html", takes_context=True)

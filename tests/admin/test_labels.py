@@ -49,6 +49,13 @@ def test_the_reason_of_a_discard_shows_the_label_of_its_category() -> None:
     assert labels.action_reason(OperatorAction(action=Action.HOLD, reason="bad data")) == "bad data"
 
 
+def test_the_reason_of_a_changed_rate_names_both_rates() -> None:
+    facts = {"before": {"rate": 80.0}, "after": {"rate": 160.0}}
+    changed = OperatorAction(action=Action.CHANGE_RATE, facts=facts)
+    assert labels.action_reason(changed) == "80 → 160"
+    assert labels.action_reason(OperatorAction(action=Action.CHANGE_RATE, facts={}, reason="slow bank")) == "slow bank"
+
+
 @pytest.mark.django_db
 @pytest.mark.usefixtures("marked")
 def test_a_selection_is_described_in_labels() -> None:

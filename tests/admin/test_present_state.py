@@ -600,12 +600,13 @@ def test_the_timeline_orders_events_despite_different_clocks(page: Client, skew:
 
 def test_an_operator_sees_no_actions_of_other_projects_on_a_run() -> None:
     one = made.message()
-    requeued(one.group)
-    support = client_of(made.person("support", "view_parkedmessage", "view_operatoraction"))
+    run = requeued(one.group)
+    support = client_of(made.person("support", "view_parkedmessage", "view_operatoraction", "view_requeuerun"))
 
-    told = shown(support, f"parkedmessage/{one.pk}/change/")
-    assert "Only other operators have acted on it, and you see only your own actions." in told
-    assert "No operator has acted yet." not in told
+    for page in (f"parkedmessage/{one.pk}/change/", f"requeuerun/{run.pk}/change/"):
+        told = shown(support, page)
+        assert "Only other operators have acted, and you see only your own actions." in told
+        assert "No operator has acted yet." not in told
     assert "No operator has acted yet." in shown(support, f"parkedmessage/{made.message().pk}/change/")
 
 
