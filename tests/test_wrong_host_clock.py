@@ -31,16 +31,21 @@ from django_rmq_retry.models import (
     InboxEntry,
     OutboxMessage,
     ParkedMessage,
+    ParkedMinute,
+    QueueControl,
     RequeueRun,
+    RunState,
     State,
 )
-from django_rmq_retry.parked import retention
+from django_rmq_retry.parked import controls, retention
 from django_rmq_retry.parked.findings import report
+from django_rmq_retry.parked.groups import minute_of, parked_lately
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.retention import purge, purge_audit
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.publishing import due_rows, outbox
 from django_rmq_retry.testing import isolated_handlers
+from tests.admin.looking import press
 from tests.commands.running import run
 from tests.consumer.assembly import consumer_of
 from tests.handlers.factories import arrived, delivery
@@ -404,3 +409,77 @@ def test_on_sqlite_the_database_clock_is_the_host_clock(right: datetime, monkeyp
     assert abs(database_clock.now("default") - right - timedelta(days=1)) < NEAR
     assert database_clock.ahead("default") == timedelta()
     assert database_clock.trusted("default") is not None
+
+
+@pytest.mark.usefixtures("own_clock")
+@pytest.mark.parametrize("wrong", [3630.0, -3630.0])
+def test_a_running_requeue_is_shown_as_driven_by_the_database_clock(
+    wrong: float, right: datetime, monkeypatch: pytest.MonkeyPatch, admin_client: Client
+) -> None:
+    driver = {"driver": "consumer-1", "beat_at": right, "leased_until": right + timedelta(minutes=5)}
+    known = {"state": RunState.RUNNING, "total": 10, "sent": 4, "by": "ann", "started_at": right, "created_at": right}
+    driven = RequeueRun.objects.create(**known, **driver)
+    left = RequeueRun.objects.create(**known, beat_at=right - timedelta(minutes=5))
+    shifted(monkeypatch, wrong)
+    pages = [admin_client.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/") for run in (driven, left)]
+
+    shown = [(one.context["undriven"], one.context["silent"]) for one in pages]
+    assert shown == [(False, False), (True, True)]
+
+
+@pytest.mark.usefixtures("own_clock")
+@pytest.mark.parametrize("wrong", FARTHEST)
+def test_the_growth_of_a_group_uses_the_database_clock(
+    wrong: float, right: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = parked(message_id="m").group
+    ParkedMinute.objects.create(group=group, minute=minute_of(right), new=True, count=7)
+    shifted(monkeypatch, wrong)
+    lately = parked_lately([group.pk])
+
+    assert (sum(lately.counts[group.pk]), lately.newest[group.pk]) == (7, 7)
+
+
+@pytest.mark.usefixtures("own_clock")
+@pytest.mark.parametrize("wrong", [3630.0, -3630.0])
+def test_the_list_of_the_last_hour_uses_the_database_clock(
+    wrong: float, right: datetime, monkeypatch: pytest.MonkeyPatch, admin_client: Client
+) -> None:
+    for name, age in (("new", 10), ("old", 90)):
+        parked(message_id=name, parked_at=right - timedelta(minutes=age))
+    shifted(monkeypatch, wrong)
+    listed = admin_client.get("/admin/rmq_retry/parkedmessage/?parked=1h").context["cl"]
+
+    assert [one.message_id for one in listed.result_list] == ["new"]
+    assert abs(listed.as_of - right) < NEAR
+
+
+@pytest.mark.usefixtures("own_clock")
+@pytest.mark.parametrize("wrong", [3630.0, -3630.0])
+def test_a_hold_of_two_hours_ends_by_the_database_clock(
+    wrong: float, right: datetime, monkeypatch: pytest.MonkeyPatch, admin_client: Client
+) -> None:
+    message = parked(message_id="m")
+    shifted(monkeypatch, wrong)
+    form = admin_client.get(f"/admin/rmq_retry/parkedmessage/hold/?message={message.pk}", follow=True)
+    press(admin_client, form, "Hold ", span="2h", text="the bank calls back")
+    message.refresh_from_db()
+
+    assert message.held_until is not None
+    assert abs(message.held_until - right - timedelta(hours=2)) < NEAR
+
+
+@pytest.mark.usefixtures("own_clock")
+@pytest.mark.parametrize("wrong", FARTHEST)
+def test_a_command_shows_a_pause_by_the_database_clock(
+    wrong: float, right: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with isolated_handlers():
+        handler(Queue("payments"), name="charge")(lambda _: None)
+        controls.pause("payments", Actor.of_shell(), reason="closed", until=right + timedelta(hours=1))
+        shifted(monkeypatch, wrong)
+        paused = run("rmq_queue", "list", "--json").data["items"][0]["state"]
+        QueueControl.objects.update(until=right - timedelta(hours=1))
+        over = run("rmq_queue", "list", "--json").data["items"][0]["state"]
+
+    assert (paused, over) == ("paused", "flowing")

@@ -11,6 +11,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from django_rmq_retry import database_clock
 from django_rmq_retry.admin.choice import LeftOut, asking, choosing, forbidden, named_alone, present_count
 from django_rmq_retry.admin.message_page import of_message
 from django_rmq_retry.admin.pages import Pages, needs, refusal
@@ -18,6 +19,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.models import DiscardCategory, ParkedMessage, State
 from django_rmq_retry.models.parked import resolution_text
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
+from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Refused
 from django_rmq_retry.parked.outcomes import decided_meanwhile, outcome_of
@@ -183,7 +185,7 @@ def _one(
 
 
 def _until(span: str, at: str) -> datetime:
-    now = timezone.now()
+    now = database_clock.now(database())
     if span == "tomorrow":
         morning = timezone.localtime(now).replace(hour=MORNING, minute=0, second=0, microsecond=0)
         return morning + timedelta(days=1)

@@ -18,6 +18,7 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, npgettext
 
+from django_rmq_retry import database_clock
 from django_rmq_retry.admin.labels import LEFT_OUT
 from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.conf import settings
@@ -26,6 +27,7 @@ from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.models import ErrorGroup, ParkedMessage, State
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked import operators
+from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.selection import FIELDS, narrowed, number_in, numbers_of, queues_with_records
 
 AGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
@@ -100,7 +102,7 @@ class ByAge(Word):
 
     def meaning(self) -> dict[str, Any]:
         age = AGES.get(self.value() or "")
-        return {"parked_after": (timezone.now() - age).isoformat()} if age else {}
+        return {"parked_after": (database_clock.now(database()) - age).isoformat()} if age else {}
 
 
 class ByTime(Word):
@@ -281,7 +283,7 @@ class MessageList(ChangeList):
     """True if no ID is exactly the text of the search, but some begin with it."""
 
     def get_results(self, request: HttpRequest) -> None:
-        self.as_of = timezone.now()
+        self.as_of = database_clock.now(database())
         self.searched = searched(request, self.query.strip())
         self.begins = "begins" in self.searched
         last = ParkedMessage.objects.order_by("-pk").values("pk")[:1]

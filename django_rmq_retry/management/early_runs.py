@@ -1,9 +1,9 @@
 """``rmq_queue send-waiting``: send the retries of a queue before they are due, as a requeue run."""
 
 from django.core.management.base import CommandError, CommandParser
-from django.utils import timezone
 
 from django_rmq_retry.arguments import plural
+from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.queue_state import FLOWING
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_option, add_yes, check_known
 from django_rmq_retry.management.parked_choice import confirm_number
@@ -95,7 +95,7 @@ def _preview(command: RmqCommand, found: WaitingReport, chosen: RequeueOptions, 
 
 
 def _say_standstill(command: RmqCommand, queue: str, options: Options) -> None:
-    now = timezone.now().timestamp()
+    now = table.now()
     [state] = [one.state(now) for one in controls.queue_states() if one.queue == queue]
     if state != FLOWING:
         command.say(f"Queue {queue} is {state}: what is sent waits there. See manage.py rmq_queue list.")

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from django.db import router
 from django.db.models import Case, Count, F, Value, When
 from django.db.models.functions import Coalesce, Greatest, Least
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
@@ -229,7 +228,7 @@ class Lately(NamedTuple):
 
 def parked_lately(groups: Iterable[int], *, buckets: int = BUCKETS) -> Lately:
     """Return how many messages of groups were parked lately; one query serves all groups."""
-    end = minute_of(timezone.now()) + MINUTE
+    end = minute_of(database_clock.now(database())) + MINUTE
     starts = tuple(end - BUCKET * (buckets - place) for place in range(buckets))
     counts = {group: [0] * buckets for group in groups}
     newest = dict.fromkeys(counts, 0)

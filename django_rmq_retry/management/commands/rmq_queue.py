@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 from functools import partial
 
 from django.core.management.base import CommandParser
-from django.utils import timezone
 
+from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.queue_state import FLOWING, OPEN, QueueState
 from django_rmq_retry.management import early_runs
 from django_rmq_retry.management.accounts import actor_of, add_user
@@ -72,7 +72,7 @@ class Command(RmqCommand):
             controls.pause(queue, Actor.of_shell(), reason=reason, until=controls.pause_end(options["span"] or None))
 
     def _report(self, states: list[QueueState], options: Options) -> Exit:
-        now = timezone.now().timestamp()
+        now = table.now()
         if options["json"]:
             self.document(f"queue_{options['subcommand']}/1", items=[_data(one, now) for one in states])
         elif states:
