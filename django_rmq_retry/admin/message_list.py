@@ -35,6 +35,8 @@ MOST_NEWER = 100
 SINCE, AFTER = "since", "after"
 """Query parameters: the time at which the list was opened, and the highest id at that time."""
 MOST_PAGED_ROWS = 10_000
+MOST_PAGED_MESSAGES = 1000
+"""Fewer than of other rows: messages have many filters, and most combinations of them are in no index."""
 
 
 class Word(SimpleListFilter):
@@ -228,20 +230,21 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg]  # it is generic in 
     """A paginator that counts no further than users turn pages."""
 
     column = "pk"
+    most = MOST_PAGED_ROWS
 
     @cached_property
     def found(self) -> int:
         rows: Any = self.object_list
         # Without an order and with an indexed column only, the database can count from an index alone.
-        return int(rows.order_by().values(self.column)[: MOST_PAGED_ROWS + 1].count())
+        return int(rows.order_by().values(self.column)[: self.most + 1].count())
 
     @cached_property
     def count(self) -> int:
-        return min(self.found, MOST_PAGED_ROWS)
+        return min(self.found, self.most)
 
     @property
     def capped(self) -> bool:
-        return self.found > MOST_PAGED_ROWS
+        return self.found > self.most
 
 
 class MessagePaginator(CappedPaginator):
@@ -252,7 +255,15 @@ class MessagePaginator(CappedPaginator):
 
     @property
     def column(self) -> str:  # type: ignore[override]  # the column depends on the rows
-        return "state" if self.object_list.model is ParkedMessage else "pk"  # type: ignore[attr-defined]  # of rows
+        return "state" if self._of_messages else "pk"
+
+    @property
+    def most(self) -> int:  # type: ignore[override]  # as does the limit
+        return MOST_PAGED_MESSAGES if self._of_messages else MOST_PAGED_ROWS
+
+    @property
+    def _of_messages(self) -> bool:
+        return self.object_list.model is ParkedMessage  # type: ignore[attr-defined]  # it has rows
 
 
 def found(request: HttpRequest, asked: str) -> list[int]:
@@ -340,7 +351,12 @@ class MessageList(ChangeList):
         return self.get_query_string({SINCE: self.as_of.isoformat(), AFTER: self.newest})
 
     @property
-    def last_time(self) -> str:
-        """Return the time before which the messages after the last page were parked."""
+    def older(self) -> str:
+        """Return the query string of the messages after the last page, with the same filters; empty on other pages.
+
+        They begin with the last row of this page, because others may have been parked at the same time.
+        """
         rows = list(self.result_list)
-        return rows[-1].parked_at.isoformat() if rows else ""
+        if not self.capped or not rows or self.page_num != self.paginator.num_pages:
+            return ""
+        return self.get_query_string({"parked_before": (rows[-1].parked_at + timedelta.resolution).isoformat()})

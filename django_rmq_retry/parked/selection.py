@@ -154,23 +154,23 @@ def beginning(field: str, text: str) -> Q:
     return Q(**{f"{field}__{'istartswith' if vendor == 'mysql' else 'startswith'}": text})
 
 
-def _begun(text: str) -> tuple[QuerySet[BusinessKey, tuple[Any, ...]], QuerySet[ParkedMessage, tuple[Any, ...]]]:
-    keys = BusinessKey.objects.using(database()).order_by().filter(beginning("folded", folded(text)))
-    records = ParkedMessage.objects.using(database()).order_by().filter(beginning("message_id", text))
-    return keys.values_list("message"), records.values_list("pk")
-
-
 def _begins(value: Any) -> Q:
     """Match business keys and message IDs by how they begin; case is ignored in business keys."""
     text = str(value)
     if not text.strip() or not folded(text):
         # Every key begins with an empty text, such as that of a shell variable that is not set.
         return Q(pk__in=[0])
-    keys, records = _begun(text)
-    numbers = [row[0] for row in keys.union(records)[: MOST_SEARCHED_IDS + 1]]
-    if len(numbers) <= MOST_SEARCHED_IDS:
-        return Q(pk__in=numbers or [0])
-    return Q(pk__in=keys) | Q(pk__in=records)
+    of_key, of_id = beginning("folded", folded(text)), beginning("message_id", text)
+    keys = BusinessKey.objects.using(database()).order_by().filter(of_key).values_list("message", flat=True)
+    records = ParkedMessage.objects.using(database()).order_by().filter(of_id).values_list("pk", flat=True)
+    # Each with a limit of its own, because a union would read all that begin so before it is cut.
+    by_key, by_id = list(keys[: MOST_SEARCHED_IDS + 1]), list(records[: MOST_SEARCHED_IDS + 1])
+    if max(len(by_key), len(by_id)) <= MOST_SEARCHED_IDS:
+        return Q(pk__in=list({*by_key, *by_id}) or [0])
+    # With OR the database would first list all that one of them finds, also if the other finds nothing.
+    if not by_id:
+        return Q(pk__in=keys)
+    return of_id | Q(pk__in=keys) if by_key else of_id
 
 
 def number_in(text: str) -> int | None:

@@ -142,6 +142,26 @@ def test_the_beginning_of_a_key_or_id_finds_what_begins_with_it(page: Client) ->
     assert exact.status_code == 302
 
 
+@pytest.mark.database
+@pytest.mark.parametrize(
+    ("begins", "expected"),
+    [
+        ("PAY-8", {"pay-81", "PAY-82"}),
+        ("id-", {"pay-81", "PAY-82", "pay-9"}),
+        ("p", {"pay-81", "PAY-82", "pay-9", "q"}),
+    ],
+    ids=["keys", "ids", "both"],
+)
+def test_a_beginning_that_fits_many_finds_them_all(
+    begins: str, expected: set[str], page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_rmq_retry.parked.selection.MOST_SEARCHED_IDS", 1)
+    for key, name in (("pay-81", "id-1"), ("PAY-82", "id-2"), ("pay-9", "id-3"), ("q", "p-4"), ("r", "r-5")):
+        made.message(business_key=key, message_id=name)
+
+    assert keys_of(page.get(LIST, {"q": begins})) == expected
+
+
 @pytest.mark.parametrize("text", ["PAY_8", "PAY%", "100%", "Ä-Straße", "\\", "'"])
 def test_the_beginning_of_a_key_is_no_pattern(page: Client, text: str) -> None:
     made.message(business_key=f"{text}-1")
@@ -216,16 +236,21 @@ def test_an_empty_list_states_that_nothing_is_parked(page: Client) -> None:
 
 
 def test_the_count_stops_at_its_limit(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_list, "MOST_PAGED_ROWS", 100)
+    monkeypatch.setattr(message_list, "MOST_PAGED_MESSAGES", 100)
     now = timezone.now()
     for number in range(103):
-        made.message(business_key=f"PAY-{number}", parked_at=now - timedelta(minutes=number))
-    first, last = page.get(LIST), page.get(LIST, {"p": "2"})
+        # The last one of the second page and the next one were parked at the same time.
+        parked_at = now - timedelta(minutes=99 if number == 100 else number)
+        made.message(business_key=f"PAY-{number}", type="refund", parked_at=parked_at)
+    made.message(business_key="PAY-other", type="transfer", parked_at=now - timedelta(minutes=200))
+    first, last = page.get(LIST, {"type": "refund"}), page.get(LIST, {"type": "refund", "p": "2"})
     (older,) = [link for said, link in Page(last).links.items() if said.startswith("Older")]
 
-    assert "10,000+ messages match" in Page(first).text
-    assert "PAY-99" in shown(last)
-    assert shown(page.get(LIST + older)) == {"PAY-100", "PAY-101", "PAY-102"}
+    assert "100+ messages match; the pages show the first 100." in Page(first).text
+    assert "Older" not in Page(first).text
+    # The newer row is the one with the higher number.
+    assert {"PAY-98", "PAY-100"} < shown(last)
+    assert shown(page.get(LIST + older)) == {"PAY-99", "PAY-100", "PAY-101", "PAY-102"}
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def pages(shape: Shape) -> Iterator[Shown]:
     yield Shown(name="… on hold", address=f"{LIST}?state=on_hold")
     yield Shown(name="… in all states", address=f"{LIST}?state=all")
     yield Shown(name="… page 3", address=f"{LIST}?p=3")
-    yield Shown(name="… page 190", address=f"{LIST}?p=190")
+    yield Shown(name="… page 20", address=f"{LIST}?p=20")
     yield Shown(name="search, message id", address=f"{LIST}?q=9f3c-{middle}", sql=5.0)
     yield Shown(name="search, correlation id of 3", address=f"{LIST}?q=corr-{middle // 3}", sql=5.0)
     yield Shown(name="search, business key", address=f"{LIST}?q=PAY-{middle | 1}", sql=5.0)
