@@ -308,7 +308,7 @@ def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, An
         else (),
         "no_traces": no_traces,
         "activity": with_reasons(seen),
-        "others_acted": only_own and len(seen) < len(actions),
+        "only_own": only_own,
         "no_activity": no_activity,
     }
     return shown, actions

@@ -238,15 +238,14 @@ def _sent_early(retries: Iterable[EarlyRetry]) -> Iterator[TimelineEvent]:
 
 
 def activity(request: HttpRequest, *about: Q, most: int = MOST_ACTIONS_SHOWN, **fields: int) -> dict[str, Any]:
-    """Return the newest actions that the user may see, the reason if the user sees none, and if others have acted."""
+    """Return the newest actions that the user may see, and the reason if the user sees none."""
     why = refusal(request.user, "view_audit")
     if why:
         return {"activity": (), "no_activity": why}
     actions = OperatorAction.objects.filter(*about, **fields).order_by("-number")
-    if not refusal(request.user, "view_all_audit"):
-        return {"activity": with_reasons(actions[:most]), "no_activity": ""}
-    own = with_reasons(actions.filter(actor=request.user.pk)[:most])
-    return {"activity": own, "no_activity": "", "others_acted": actions.exclude(actor=request.user.pk).exists()}
+    only_own = bool(refusal(request.user, "view_all_audit"))
+    seen = actions.filter(actor=request.user.pk) if only_own else actions
+    return {"activity": with_reasons(seen[:most]), "no_activity": "", "only_own": only_own}
 
 
 def with_reasons(actions: Iterable[OperatorAction]) -> list[tuple[OperatorAction, str]]:

@@ -349,5 +349,5 @@ def test_a_page_that_asks_shows_the_oldest_keys_unfolded(page: Client, address: 
     seen, _summary, folded = content.partition("The 10 oldest")[2].partition("<details>")
 
     assert [*re.findall(r"PAY-\d\d", seen)] == [f"PAY-{number:02}" for number in range(10)]
-    assert "2 more" in folded
+    assert "The next 2" in folded
     assert [*re.findall(r"PAY-\d\d", folded)] == ["PAY-10", "PAY-11"]
