@@ -124,8 +124,8 @@ def look(
     survey, trouble = surveyed(timeout)
     known = survey.declared if survey else ()
     try:
-        with opened() as it:
-            facts = broker.ask(it, known, plan=plan)
+        with opened() as declarer:
+            facts = broker.ask(declarer, known, plan=plan)
     except away as error:
         return Health(survey=survey, trouble=trouble, away=unreachable(error), limits=limits)
     return Health(survey=survey, trouble=trouble, gauged=facts.gauged, broker=facts, limits=limits)
