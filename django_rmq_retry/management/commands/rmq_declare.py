@@ -15,7 +15,7 @@ from django_rmq_retry.checks.settings import TAG
 from django_rmq_retry.conf import settings
 from django_rmq_retry.declared import BrokerPlace, former_queues, save
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.management.broker_status import WATCHING, plan_as_data, show_plan, summary
+from django_rmq_retry.management.broker_status import WATCHING
 from django_rmq_retry.management.command import (
     Exit,
     Options,
@@ -27,6 +27,7 @@ from django_rmq_retry.management.command import (
     remembered,
     usage_error,
 )
+from django_rmq_retry.management.plan_text import plan_as_data, show_plan, summary
 from django_rmq_retry.models import Declared
 from django_rmq_retry.topology.declarations import Former, Role, Topology
 from django_rmq_retry.topology.plan import Plan, PlanState
