@@ -11,7 +11,7 @@ from django.utils.translation import ngettext
 from django_rmq_retry.admin.pages import Button, Pages, migrated, needs, refusal
 from django_rmq_retry.admin.requeue_form import typed_number
 from django_rmq_retry.models import RequeueRun, RunState
-from django_rmq_retry.parked import requeue, requeue_options
+from django_rmq_retry.parked import requeue_options, steering
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.templatetags.rmq_retry import counted
 
@@ -77,13 +77,13 @@ def run_of(number: str) -> RequeueRun:
 def _steer(run: int, actor: Actor, action: str, request: HttpRequest) -> None:
     reason = request.POST.get("reason", "")
     if action == CHANGE_RATE:
-        requeue.change_rate(run, actor, rate=typed_number(request.POST.get("rate"), 1.0), reason=reason)
+        steering.change_rate(run, actor, rate=typed_number(request.POST.get("rate"), 1.0), reason=reason)
     elif action == PAUSE:
-        requeue.pause(run, actor, reason=reason)
+        steering.pause(run, actor, reason=reason)
     elif action in (RESUME, TEST):
-        requeue.resume(run, actor, canary=action == TEST, reason=reason)
+        steering.resume(run, actor, canary=action == TEST, reason=reason)
     elif action == STOP:
-        requeue.stop(run, actor, reason=reason)
+        steering.stop(run, actor, reason=reason)
 
 
 def _fits(run: RequeueRun, action: str) -> bool:
@@ -92,7 +92,7 @@ def _fits(run: RequeueRun, action: str) -> bool:
 
 def _retestable(run: RequeueRun) -> bool:
     """Return True if it has failed, and a message can show whether the cause is gone before the others are sent."""
-    return run.wait in requeue.RETESTABLE and run.unsent > 1
+    return run.wait in steering.RETESTABLE and run.unsent > 1
 
 
 def _missing_reason(request: HttpRequest, run: RequeueRun, action: str) -> str:
@@ -102,7 +102,7 @@ def _missing_reason(request: HttpRequest, run: RequeueRun, action: str) -> str:
 
 
 def _needs_reason(run: RequeueRun, action: str) -> bool:
-    return action == STOP or (action == RESUME and run.wait in requeue.RETESTABLE)
+    return action == STOP or (action == RESUME and run.wait in steering.RETESTABLE)
 
 
 def _test_label(run: RequeueRun) -> str:

@@ -28,7 +28,7 @@ from django_rmq_retry.management.parked_choice import (
 from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState, State
 from django_rmq_retry.models.runs import ACTIVE, MIN_OUTCOMES
-from django_rmq_retry.parked import requeue as steering
+from django_rmq_retry.parked import steering
 from django_rmq_retry.parked.drive import Drive
 from django_rmq_retry.parked.findings import INCLUDABLE, MOST_QUEUES, RequeueFinding, RequeueReport, report
 from django_rmq_retry.parked.lease import DRIVEN

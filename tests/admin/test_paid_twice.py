@@ -12,8 +12,8 @@ from django_rmq_retry import Message
 from django_rmq_retry.admin.labels import cards
 from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, RequeueItem, RequeueRun
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.requeue import resume
 from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.steering import resume
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page, follow, press

@@ -11,8 +11,9 @@ from django.utils import timezone
 from django_rmq_retry import Message
 from django_rmq_retry.models import ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked.key_lists import list_filter, store
-from django_rmq_retry.parked.requeue import start, stop
+from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.steering import stop
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page

@@ -23,7 +23,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import COUNTED_AS, OriginKey
-from django_rmq_retry.parked import items, requeue
+from django_rmq_retry.parked import items, requeue, steering
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import claim
@@ -102,15 +102,15 @@ def requeue_run(chosen: Chosen, by: Actor = ANN, *, reason: str = "", **options:
 
 
 def pause_run(run: RequeueRun, by: Actor = ANN, **options: Any) -> RequeueRun:
-    return requeue.pause(run.pk, by, **options)
+    return steering.pause(run.pk, by, **options)
 
 
 def resume_run(run: RequeueRun, by: Actor = ANN) -> RequeueRun:
-    return requeue.resume(run.pk, by)
+    return steering.resume(run.pk, by)
 
 
 def stop_run(run: RequeueRun, by: Actor = ANN, **options: Any) -> RequeueRun:
-    return requeue.stop(run.pk, by, **options)
+    return steering.stop(run.pk, by, **options)
 
 
 def driver_of(run: RequeueRun, name: str = "test", **parts: Any) -> Drive:
@@ -128,7 +128,7 @@ def list_in_parts(patch: pytest.MonkeyPatch, part: int, *, at_once: int, patienc
     patch.setattr(items, "LISTED_AT_ONCE", at_once)
     patch.setattr(items, "PART_ITEMS", part)
     if patience is not None:
-        patch.setattr(requeue, "STOP_SECONDS", patience)
+        patch.setattr(steering, "STOP_SECONDS", patience)
 
 
 def list_part_of(run: RequeueRun, driver: str = "me") -> None:

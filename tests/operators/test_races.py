@@ -36,8 +36,9 @@ from django_rmq_retry.parked.edit import store as store_edit
 from django_rmq_retry.parked.edit_many import PathChange, store_many
 from django_rmq_retry.parked.edited_keys import KeyTaken
 from django_rmq_retry.parked.key_lists import list_filter, look_up, store
-from django_rmq_retry.parked.requeue import requeue, resume
+from django_rmq_retry.parked.requeue import requeue
 from django_rmq_retry.parked.selection import LISTED, Selection
+from django_rmq_retry.parked.steering import resume
 from tests.operators.dying import CHANGE, DISCARDING_STEPS, EDITING_STEPS, LETTING_GO_STEPS, LISTING_STEPS, PART, STEPS
 from tests.operators.invariants import check_books, check_counters
 from tests.operators.made import (

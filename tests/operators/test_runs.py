@@ -26,7 +26,7 @@ from django_rmq_retry.parked.claims import ClaimResult, end_expired_claims, stor
 from django_rmq_retry.parked.lease import LEASE
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.pace import RunPace
-from django_rmq_retry.parked.requeue import change_rate, pause, resume, stop
+from django_rmq_retry.parked.steering import change_rate, pause, resume, stop
 from tests.operators.driving import Clock, Targets
 from tests.operators.invariants import check_counters
 from tests.operators.made import ANN, BOB, QUEUE, again, claimed_of, drive_run, driver_of, record, requeue_run
