@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django_rmq_retry.admin.pages import Pages, migrated, needs, refusal
 from django_rmq_retry.models import BlockedKey, ParkedMessage
 from django_rmq_retry.ordering.keys import blocked_figures, record_of, records_of
-from django_rmq_retry.parked.controls import blocked, unblock
+from django_rmq_retry.parked.blocked_keys import blocked, unblock
 from django_rmq_retry.parked.operators import Actor, Outdated, Refused
 
 MOST_KEYS_SHOWN = 200

@@ -1,10 +1,9 @@
-"""Pauses queues, and unblocks ordering keys."""
+"""Pauses and resumes queues."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from django.db import router
-from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
@@ -12,8 +11,7 @@ from django_rmq_retry.breakers.queue_state import FLOWING, QueueState
 from django_rmq_retry.breakers.table import columns_of, state_of, states
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, BlockedKey, GatedAct, QueueControl
-from django_rmq_retry.ordering.keys import database, locked, pass_on
+from django_rmq_retry.models import Action, GatedAct, QueueControl
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import transaction_of
 from django_rmq_retry.parked.four_eyes import Wish, require_second
@@ -117,40 +115,3 @@ def _locked_control(queue: str) -> QueueControl:
     write_first(QueueControl, rows.db)
     rows.get_or_create(queue=queue)
     return locking(rows.filter(queue=queue)).get()
-
-
-def blocked(*, handler: str = "") -> QuerySet[BlockedKey]:
-    """Return the blocked keys, the longest blocked first."""
-    rows = BlockedKey.objects.using(database()).order_by("since", "pk")
-    return rows.filter(handler=handler) if handler else rows
-
-
-@transaction_of(BlockedKey)
-def unblock(known: BlockedKey, actor: Actor, *, reason: str) -> BlockedKey | None:
-    """Unblock a key, so that its next message is handled; return its new row, or None if no message waits any more.
-
-    Raise Outdated, and change nothing, if the key's first message is no longer that of the given row.
-    """
-    if not reason.strip():
-        text = _(
-            "Enter a reason: it is required because the next message is handled although the first one is not resolved."
-        )
-        raise Refused(text)
-    now = locked(known.digest)
-    if now is None or (now.name, now.since) != (known.name, known.since):
-        raise Outdated(_("Nothing was changed: another message now goes first on this key."))
-    following = pass_on(now)
-    facts = {name: getattr(now, name) for name in ("handler", "key", "queue", "parked", "waiting")}
-    facts |= {"unblocked": now.blocker, "goes_first": following.shown if following else ""}
-    log_action(actor, Action.UNBLOCK, reason=reason, subject=str(now), count=1, facts=facts)
-    return locked(known.digest)
-
-
-def blocked_by_name(handler: str, keys: Sequence[str]) -> list[BlockedKey]:
-    """Return the blocked keys of a handler by name; raise NothingChosen if one of them is not blocked."""
-    rows = {row.key: row for row in blocked(handler=handler)}
-    missing = [key for key in keys if key not in rows]
-    if missing:
-        text = _("Handler %(handler)s has no blocked key %(key)s.")
-        raise NothingChosen(text % {"handler": handler, "key": ", ".join(missing)})
-    return [rows[key] for key in dict.fromkeys(keys)]

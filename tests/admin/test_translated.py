@@ -34,7 +34,8 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.actions import discard
-from django_rmq_retry.parked.controls import pause, resume, unblock
+from django_rmq_retry.parked.blocked_keys import unblock
+from django_rmq_retry.parked.controls import pause, resume
 from django_rmq_retry.parked.early_retries import RetryCause, WaitingReport
 from django_rmq_retry.parked.outbox_actions import retry_outbox
 from django_rmq_retry.parked.selection import Selection

@@ -15,7 +15,7 @@ from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.messages.identity import message_identity, text_digest
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OperatorAction, OutboxMessage, ParkedMessage, State
 from django_rmq_retry.ordering import keys
-from django_rmq_retry.parked.controls import unblock
+from django_rmq_retry.parked.blocked_keys import unblock
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.outbox_actions import discard_outbox
 from django_rmq_retry.publishing import outbox

@@ -7,7 +7,7 @@ from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_y
 from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import BlockedKey, ParkedMessage
 from django_rmq_retry.ordering.keys import blocked_figures, records_of
-from django_rmq_retry.parked.controls import blocked, blocked_by_name, unblock
+from django_rmq_retry.parked.blocked_keys import blocked, blocked_by_name, unblock
 from django_rmq_retry.parked.operators import Actor, Outdated
 
 
