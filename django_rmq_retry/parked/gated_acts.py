@@ -68,7 +68,7 @@ class Gated(ABC):
         return None
 
 
-class Edit(Gated):
+class EditAct(Gated):
     verbs = ("view", *NEEDED["edit"])
     leads_to_requeue = True
 
@@ -95,7 +95,7 @@ class Edit(Gated):
         return 1
 
 
-class EditMany(Gated):
+class EditManyAct(Gated):
     verbs = ("view", *NEEDED["bulk_edit"])
     leads_to_requeue = True
 
@@ -124,7 +124,7 @@ class DiscardPreview:
     discards: int
 
 
-class Discard(Gated):
+class DiscardAct(Gated):
     verbs = ("discard",)
     checks_keys = True
 
@@ -148,7 +148,7 @@ class Discard(Gated):
         return ids[-1], done.changed
 
 
-class Requeue(Gated):
+class RequeueAct(Gated):
     verbs = ("requeue",)
     checks_keys = True
 
@@ -168,7 +168,7 @@ class Requeue(Gated):
         return sendable
 
 
-class CloseBreaker(Gated):
+class CloseBreakerAct(Gated):
     verbs = ("pause_queue",)
 
     def carry_out(self, approved: Approved) -> int:
@@ -178,7 +178,13 @@ class CloseBreaker(Gated):
         return 0
 
 
-EDIT, EDIT_MANY, DISCARD, REQUEUE, CLOSE_BREAKER = Edit(), EditMany(), Discard(), Requeue(), CloseBreaker()
+EDIT, EDIT_MANY, DISCARD, REQUEUE, CLOSE_BREAKER = (
+    EditAct(),
+    EditManyAct(),
+    DiscardAct(),
+    RequeueAct(),
+    CloseBreakerAct(),
+)
 ACTS: Mapping[str, Gated] = {
     GatedAct.EDIT: EDIT,
     GatedAct.EDIT_MANY: EDIT_MANY,
