@@ -24,7 +24,7 @@ from django_rmq_retry.parked import edit
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import Proposal, editable, editable_text, laid_out, propose, store, typed_text
 from django_rmq_retry.parked.edited_keys import others_with
-from django_rmq_retry.parked.findings import RequeueReport, Terms, report
+from django_rmq_retry.parked.findings import RequeueReport, RequeueTerms, report
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded, needs_second
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.requeue import start
@@ -147,7 +147,7 @@ def _review_page(
 ) -> HttpResponse:
     asks = needs_second(GatedAct.EDIT)
     # A permanent error is what the edit removes.
-    found = report(Selection.of_ids([message.pk]), Terms(confirmed_permanent=True))
+    found = report(Selection.of_ids([message.pk]), RequeueTerms(confirmed_permanent=True))
     look = broker_look.look()
     # As many lines as a page shows.
     lengths = accumulate(len(line.text) + 2 for line in proposal.difference)

@@ -25,7 +25,7 @@ from django_rmq_retry.admin.queues import Standing, Standstills
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import ErrorGroup, ItemReason
-from django_rmq_retry.parked.findings import RequeueReport, Terms, first_sendable, report
+from django_rmq_retry.parked.findings import RequeueReport, RequeueTerms, first_sendable, report
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.items import under_way
@@ -173,7 +173,7 @@ def _growing(causes: Sequence[tuple[int, str, int]]) -> int:
     return sum(count for count in newest.values() if grows(count))
 
 
-def _first(selection: Selection, terms: Terms) -> Selection:
+def _first(selection: Selection, terms: RequeueTerms) -> Selection:
     """Return a selection of the one message that would be sent first."""
     first = first_sendable(selection, terms)
     return Selection.of_ids([] if first is None else [first]).leaving_out(selection.filter.get(EXCEPT))

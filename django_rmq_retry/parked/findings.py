@@ -81,7 +81,7 @@ INCLUDABLE = ("on_hold", "succeeded", "unconfirmed", "permanent", "late", "unhan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class RequeueTerms:
     """The operator's decisions about a requeue, besides the choice of messages."""
 
     target: str = ""
@@ -141,8 +141,8 @@ GROUPED = frozenset({"group", "failed_of_run", LISTED})
 """Filter words that may choose messages of several error groups, and few enough to count them by group."""
 
 
-def report(selection: Selection, terms: Terms | None = None) -> RequeueReport:
-    terms = terms or Terms()
+def report(selection: Selection, terms: RequeueTerms | None = None) -> RequeueReport:
+    terms = terms or RequeueTerms()
     rows = selection.queryset().order_by()
     known = conditions(selection, terms)
     objections = _objections(known, terms)
@@ -206,7 +206,7 @@ def _totals(rows: QuerySet[ParkedMessage], refused: Q, shown: Mapping[str, Q], b
     )
 
 
-def conditions(selection: Selection, terms: Terms) -> Mapping[str, Q]:
+def conditions(selection: Selection, terms: RequeueTerms) -> Mapping[str, Q]:
     """Return the condition of each finding, in the order in which findings are displayed."""
     findings = {
         "resolved": ~Q(state__in=OPEN),
@@ -237,7 +237,7 @@ def sends_any(group: int) -> bool:
     parked = {"group": group, "state": [State.PARKED.value]}
     selection = Selection(filter=parked, as_of=database_clock.now(database()), count=0)
     refused = Q()
-    for _code, condition in reasons(selection, Terms()):
+    for _code, condition in reasons(selection, RequeueTerms()):
         refused |= condition
     rows = ParkedMessage.objects.using(database()).filter(group=group, state=State.PARKED)
     left_out = Case(When(refused, then=Value(1)), default=Value(0), output_field=IntegerField())
@@ -245,7 +245,7 @@ def sends_any(group: int) -> bool:
     return not all(latest[:LATEST_MESSAGES])
 
 
-def first_sendable(selection: Selection, terms: Terms) -> int | None:
+def first_sendable(selection: Selection, terms: RequeueTerms) -> int | None:
     """Return the oldest message that a requeue of the selection would send; None if it would send none."""
     refused = Q()
     for _code, condition in reasons(selection, terms):
@@ -254,12 +254,12 @@ def first_sendable(selection: Selection, terms: Terms) -> int | None:
     return rows.values_list("pk", flat=True).first()
 
 
-def reasons(selection: Selection, terms: Terms) -> list[tuple[ItemReason, Q]]:
+def reasons(selection: Selection, terms: RequeueTerms) -> list[tuple[ItemReason, Q]]:
     """Return the reasons to leave messages out under these terms, each with its condition; the gravest first."""
     return _objections(conditions(selection, terms), terms)
 
 
-def _objections(known: Mapping[str, Q], terms: Terms) -> list[tuple[ItemReason, Q]]:
+def _objections(known: Mapping[str, Q], terms: RequeueTerms) -> list[tuple[ItemReason, Q]]:
     sent = {*terms.include, *(["permanent"] if terms.confirmed_permanent else [])} & {*INCLUDABLE}
     left_out = [name for name in FINDING_TEXTS if name in known and name in ItemReason.values and name not in sent]
     return [(ItemReason(name), known[name]) for name in left_out]

@@ -44,7 +44,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.parked import behind
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.database import database, locked_run, transaction_of
-from django_rmq_retry.parked.findings import Terms, reasons
+from django_rmq_retry.parked.findings import RequeueTerms, reasons
 from django_rmq_retry.parked.lease import run_of_driver
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.statements import insert_found
@@ -265,7 +265,7 @@ def lists_at_once(selection: Selection) -> bool:
     return selection.named or selection.count <= LISTED_AT_ONCE
 
 
-def freeze(run: RequeueRun, selection: Selection, terms: Terms) -> None:
+def freeze(run: RequeueRun, selection: Selection, terms: RequeueTerms) -> None:
     """Write all items in the order of sending; skipped ones get their reason immediately."""
     _insert(run, selection.queryset().order_by(), selection, terms)
     run.total = run.items.count()
@@ -273,7 +273,7 @@ def freeze(run: RequeueRun, selection: Selection, terms: Terms) -> None:
     run.save(update_fields=["total", *COUNTED])
 
 
-def postpone(run: RequeueRun, selection: Selection, _terms: Terms) -> None:
+def postpone(run: RequeueRun, selection: Selection, _terms: RequeueTerms) -> None:
     """Count the messages, and let the run's driver write their items; messages parked later are not included."""
     run.total = run.listing_limit = selection.queryset().count()
     run.wait = RunWait.LISTING
@@ -321,8 +321,8 @@ def _next_members(run: RequeueRun, selection: Selection) -> tuple[Rows, Mark | N
     return selection.queryset(part).order_by("parked_at", "pk"), None, selection.members.filter(place__gt=last).exists()
 
 
-def _stored_selection(run: RequeueRun) -> tuple[Selection, Terms]:
-    terms = Terms(target=run.target, include=run.include, confirmed_permanent=run.permanent_confirmed)
+def _stored_selection(run: RequeueRun) -> tuple[Selection, RequeueTerms]:
+    terms = RequeueTerms(target=run.target, include=run.include, confirmed_permanent=run.permanent_confirmed)
     return Selection.of_facts(run.selection), terms
 
 
@@ -334,7 +334,7 @@ def _after(run: RequeueRun, rows: Rows) -> Rows:
     return ordered.filter(behind("parked_at", run.listing_after_at, "pk", run.listing_after_id))
 
 
-def _insert(run: RequeueRun, rows: Rows, selection: Selection, terms: Terms, *, first: int = 0) -> int:
+def _insert(run: RequeueRun, rows: Rows, selection: Selection, terms: RequeueTerms, *, first: int = 0) -> int:
     """Insert the items of these rows with one statement; return their number.
 
     A message that was parked again meanwhile already has an item, and the insert ignores it. A query without such
@@ -345,7 +345,7 @@ def _insert(run: RequeueRun, rows: Rows, selection: Selection, terms: Terms, *, 
 
 
 def _chosen(
-    run: RequeueRun, rows: Rows, selection: Selection, terms: Terms, *, first: int
+    run: RequeueRun, rows: Rows, selection: Selection, terms: RequeueTerms, *, first: int
 ) -> "QuerySet[ParkedMessage, tuple[object, ...]]":
     """Return a row for each message with the values of its item, in the order of the columns."""
     objections = reasons(selection, terms)

@@ -14,7 +14,7 @@ from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import database, transaction_of
 from django_rmq_retry.parked.drive import drive
-from django_rmq_retry.parked.findings import Terms
+from django_rmq_retry.parked.findings import RequeueTerms
 from django_rmq_retry.parked.four_eyes import Wish, require_second
 from django_rmq_retry.parked.items import freeze, lists_at_once, postpone
 from django_rmq_retry.parked.key_lists import mark_kept
@@ -75,7 +75,7 @@ def start(
 
 
 @transaction_of(ParkedMessage)
-def _started(run: RequeueRun, selection: Selection, terms: Terms, actor: Actor) -> RequeueRun:
+def _started(run: RequeueRun, selection: Selection, terms: RequeueTerms, actor: Actor) -> RequeueRun:
     using = database()
     run.pk = None
     run.causes = _causes(selection)

@@ -7,7 +7,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.parked.findings import INCLUDABLE, Terms
+from django_rmq_retry.parked.findings import INCLUDABLE, RequeueTerms
 from django_rmq_retry.parked.operators import Refused
 from django_rmq_retry.topology.declarations import Role
 
@@ -46,8 +46,8 @@ class RequeueOptions:
     """The run begins when the broker is back."""
 
     @property
-    def terms(self) -> Terms:
-        return Terms(target=self.target, include=self.include, confirmed_permanent=self.confirmed_permanent)
+    def terms(self) -> RequeueTerms:
+        return RequeueTerms(target=self.target, include=self.include, confirmed_permanent=self.confirmed_permanent)
 
     @property
     def guard(self) -> float | None:

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from django_rmq_retry.models import BusinessKey, MessageVersion, ParkedMessage, State
 from django_rmq_retry.parked import findings, selection
-from django_rmq_retry.parked.findings import RequeueReport, Terms, report
+from django_rmq_retry.parked.findings import RequeueReport, RequeueTerms, report
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.selection import Selection, beginning
 from tests.operators.made import group, record, requeue_run
@@ -203,10 +203,10 @@ class TestReport:
         wrong: dict[str, Any] = {"succeeded_at": timezone.now(), "unconfirmed": True, "reason": "permanent"}
         record(state=State.ON_HOLD, queue="others", **wrong)
         others = {"on_hold", "succeeded", "unconfirmed", "unhandled"}
-        without = Terms(include=others - {name}, confirmed_permanent=name != "permanent")
+        without = RequeueTerms(include=others - {name}, confirmed_permanent=name != "permanent")
 
         assert report(Selection.of_filter(OPEN), without).sendable == 0
-        assert report(Selection.of_filter(OPEN), Terms(include=others, confirmed_permanent=True)).sendable == 1
+        assert report(Selection.of_filter(OPEN), RequeueTerms(include=others, confirmed_permanent=True)).sendable == 1
 
     def test_a_hold_whose_time_is_over_leaves_no_message_out(self) -> None:
         record(state=State.ON_HOLD, held_until=timezone.now() - HOUR)
@@ -231,7 +231,7 @@ class TestReport:
     def test_a_message_without_a_queue_can_go_to_another_target(self) -> None:
         record(queue="")
 
-        assert report(Selection.of_filter(PARKED), Terms(target="payments.charge")).sendable == 1
+        assert report(Selection.of_filter(PARKED), RequeueTerms(target="payments.charge")).sendable == 1
 
     def test_the_report_counts_messages_changed_since_the_freeze(self) -> None:
         one, two = record(), record()
