@@ -154,7 +154,7 @@ def drainer(queues: Sequence[str]) -> Drainer:
     work_queues = registry.work_queues()
     parts = DrainerParts(
         source=lambda: PikaSource(opened.io("rmq-io"), access, opened.publisher, patient=True),
-        parker=RecordStore(homes_of(work_queues), work_queues),
+        storage=RecordStore(homes_of(work_queues), work_queues),
         aside=PutAside(),
         around=FreshConnections,
         chores=(

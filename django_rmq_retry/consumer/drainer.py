@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from django_rmq_retry.amqp.contracts import Line, Source
 from django_rmq_retry.messages.message import DONE, Delivery
-from django_rmq_retry.parked.store import Parker, Stored, StoreUnavailable
+from django_rmq_retry.parked.store import RecordStorage, Stored, StoreUnavailable
 from django_rmq_retry.recurring import Recurring
 from django_rmq_retry.topology.declarations import Server
 
@@ -116,7 +116,7 @@ def do_due(chores: Sequence[Chore], around: Callable[[], AbstractContextManager[
 class DrainerParts:
     source: Callable[[], Source]
     """Makes a new source, because a stopped source cannot be started again."""
-    parker: Parker
+    storage: RecordStorage
     aside: Callable[[Delivery, str], None]
     """Copies a delivery, with the reason, into a queue for unrecorded messages; returns once the copy is confirmed."""
     around: Callable[[], AbstractContextManager[object]]
@@ -182,7 +182,7 @@ class Drainer(Recurring):
 
     def at_end(self) -> None:
         self._close()
-        self._parts.parker.close()
+        self._parts.storage.close()
 
     def _work(self) -> None:
         """Wait for the database, then drain until stop() is called or the database is down for too long."""
@@ -204,7 +204,7 @@ class Drainer(Recurring):
         wait = FIRST_STORE_WAIT_SECONDS
         while not self.stopping.is_set():
             with self._parts.around():
-                why = self._parts.parker.outage()
+                why = self._parts.storage.outage()
             if not why:
                 self._away = False
                 return True
@@ -238,7 +238,7 @@ class Drainer(Recurring):
         while left and not self.stopping.is_set():
             try:
                 with self._parts.around():
-                    stored = self._parts.parker.store(left)
+                    stored = self._parts.storage.store(left)
             except StoreUnavailable as outage:
                 self._settle(outage.done)
                 left = [one for one in left if one not in outage.done]

@@ -63,7 +63,7 @@ class StoreUnavailable(Exception):
         super().__init__(reason)
 
 
-class Parker(Protocol):
+class RecordStorage(Protocol):
     """Stores parked messages; called only on the drainer's thread."""
 
     def outage(self) -> str:

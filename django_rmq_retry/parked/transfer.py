@@ -214,12 +214,12 @@ def import_lines(lines: Iterable[str | bytes], actor: Actor, *, reason: str = ""
     """
     done, edits = Imported(), actor.source == "code" or settings().four_eyes.edit is None
     work_queues = registry.work_queues()
-    parker = RecordStore(homes_of(work_queues), work_queues)
+    store = RecordStore(homes_of(work_queues), work_queues)
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     while batch := list(islice(numbered, IMPORTED_AT_ONCE)):
         reads = ((number, _read(number, line, done, edits=edits)) for number, line in batch)
         arrivals = [(number, read) for number, read in reads if read is not None]
-        stored = parker.store([delivery for _number, delivery in arrivals])
+        stored = store.store([delivery for _number, delivery in arrivals])
         for (number, _delivery), one in zip(arrivals, stored, strict=True):
             if one.problem:
                 done.refuse(number, one.problem)

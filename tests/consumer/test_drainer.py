@@ -1,4 +1,4 @@
-"""The drainer over a source and a parker of the test's own: no broker, no database, a real thread."""
+"""The drainer over a source and a storage of the test's own: no broker, no database, a real thread."""
 
 import logging
 import threading
@@ -23,7 +23,7 @@ AWAY = "The database 'default' does not answer."
 
 
 class Shelf:
-    """A parker that does what the test says, and keeps what it is given."""
+    """A storage that does what the test says, and keeps what it is given."""
 
     def __init__(self) -> None:
         self.why = ""
@@ -69,7 +69,7 @@ class Stage:
         self.aside_tries = 0
         self.entered = 0
         means = DrainerParts(
-            source=self._tap, parker=self.shelf, aside=self._aside, around=self._around, chores=tuple(chores)
+            source=self._tap, storage=self.shelf, aside=self._aside, around=self._around, chores=tuple(chores)
         )
         self.drainer = Drainer(LINES, means)
 

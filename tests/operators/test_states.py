@@ -19,7 +19,7 @@ from django_rmq_retry.policies import park
 from tests.handlers.factories import arrived, delivery, settled, subscription
 from tests.operators.invariants import check_books
 from tests.operators.made import QUEUE, discard_messages, hold_messages, restore_messages, unhold_messages
-from tests.parked.arrivals import parker, ticket_in
+from tests.parked.arrivals import record_store, ticket_in
 from tests.parked.made import copy_succeeded
 from tests.tooling.brokers import replaced_by
 from tests.tooling.results import OF_KIND
@@ -60,7 +60,7 @@ class Records(RuleBasedStateMachine):
         self.stack = ExitStack()
         self.broker = Broker()
         self.stack.enter_context(replaced_by(self.broker))
-        self.parker = parker({f"{QUEUE}.parked": QUEUE})
+        self.record_store = record_store({f"{QUEUE}.parked": QUEUE})
         OperatorAction.objects.all()._raw_delete("default")
         for model in (AuditHead, RequeueRun, ParkedMessage, ErrorGroup):
             model.objects.all().delete()
@@ -80,7 +80,7 @@ class Records(RuleBasedStateMachine):
         copy = settled(FAILED, one, HANDLED, now=time.time_ns() // 1_000_000).copy
         assert copy is not None
         self.arrivals.append(arrived(copy, queue=f"{QUEUE}.parked"))
-        [stored] = self.parker.store(self.arrivals[-1:])
+        [stored] = self.record_store.store(self.arrivals[-1:])
         assert not stored.problem
         later()
 
@@ -136,7 +136,7 @@ class Records(RuleBasedStateMachine):
     def deliver_a_parked_copy_twice(self, data: st.DataObject) -> None:
         one = data.draw(st.sampled_from(self.arrivals))
         again = Delivery(queue=one.queue, body=one.body, raw=one.raw, redelivered=True)
-        self.parker.store([again])
+        self.record_store.store([again])
 
     @rule(number=st.integers(0, 1))
     def discard_it(self, number: int) -> None:

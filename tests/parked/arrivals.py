@@ -1,4 +1,4 @@
-"""Copies as they are delivered from a parked queue, and a parker to hand them to."""
+"""Copies as they are delivered from a parked queue, and the store to hand them to."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -69,14 +69,14 @@ def foreign(*, again: bool = False, id: str | None = "m-1", **told: Any) -> Deli
     return delivery(**{"queue": "payments.parked", **told}, message_id=id, redelivered=again)
 
 
-def parker(homes: Mapping[str, str] = HOMES) -> RecordStore:
+def record_store(homes: Mapping[str, str] = HOMES) -> RecordStore:
     """The store of the drainer, for these parked queues and the registered handlers."""
     return RecordStore(homes, registry.work_queues())
 
 
 def store(*batch: Delivery, homes: Mapping[str, str] = HOMES) -> list[Stored]:
     """In one batch."""
-    return list(parker(homes).store(batch))
+    return list(record_store(homes).store(batch))
 
 
 def the_record() -> ParkedMessage:

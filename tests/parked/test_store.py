@@ -1,4 +1,4 @@
-"""The parker: whatever comes is stored or named, and nothing of one message harms another."""
+"""The store of records: whatever comes is stored or named, and nothing of one message harms another."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from django_rmq_retry.testing import isolated_handlers
 from tests.amqp.declared import declare
 from tests.amqp.slow_motion import SlowConsumer
 from tests.handlers.factories import subscription, topology_of
-from tests.parked.arrivals import by_us, foreign, parker, store, the_group, the_record
+from tests.parked.arrivals import by_us, foreign, record_store, store, the_group, the_record
 from tests.tooling.vhosts import Vhost
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
@@ -222,7 +222,7 @@ class TestAway:
         batch = [by_us(id=str(n), body=str(n).encode()) for n in range(4)]
 
         with pytest.raises(parking.StoreUnavailable) as outage:
-            parker().store(batch)
+            record_store().store(batch)
 
         assert (outage.value.reason, outage.value.done) == (
             "It is away.",
@@ -230,7 +230,7 @@ class TestAway:
         )
 
     def test_a_writable_database_passes_the_outage_check_and_the_check_leaves_no_row(self) -> None:
-        assert parker().outage() == ""
+        assert record_store().outage() == ""
         assert (ErrorGroup.objects.count(), ParkedMessage.objects.count()) == (0, 0)
 
     def test_an_unreachable_database_fails_the_outage_check(self, monkeypatch: pytest.MonkeyPatch) -> None:
