@@ -1,12 +1,10 @@
 """A survey of all tables for status pages and commands."""
 
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, Error, connections, router
@@ -17,6 +15,7 @@ from django_rmq_retry.breakers.halts import halted
 from django_rmq_retry.conf import settings
 from django_rmq_retry.declared import rows
 from django_rmq_retry.health.rules import RETRY_OVERDUE
+from django_rmq_retry.health.time_limit import Unanswered, in_time
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import (
     ApprovalRequest,
@@ -43,7 +42,6 @@ from django_rmq_retry.parked.items import OUTCOME_LIMIT, counted_elsewhere
 from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.publishing import outbox_rows
 
-T = TypeVar("T")
 RECENT = timedelta(minutes=10)
 MOST_SURVEYED_MESSAGES = 1000
 """The most messages that are counted where no counter has their number."""
@@ -57,7 +55,7 @@ MOST_SURVEYED_ITEMS = 1000
 """The most unsent messages of a paused run that are examined: those that are sent next."""
 MOST_RETRIES = 500
 """The most retries that are examined: those that were due last."""
-RETRIES_OF = timedelta(days=1)
+OVERDUE_REPORTED_FOR = timedelta(days=1)
 """The time for which a retry that never returned is reported: an attempt that a killed process made has no row."""
 
 
@@ -250,7 +248,7 @@ def overdue_retries(now: datetime) -> tuple[OverdueRetries, ...]:
     # The broker parks a message that expires, or that its queue rejects, without an attempt.
     recorded = ParkedMessage.objects.filter(identity=OuterRef("identity"), parked_at__gt=OuterRef("started_at"))
     due = Attempt.objects.filter(
-        verdict=Kind.RETRY.value, next_at__gt=now - RETRIES_OF, next_at__lt=now - RETRY_OVERDUE
+        verdict=Kind.RETRY.value, next_at__gt=now - OVERDUE_REPORTED_FOR, next_at__lt=now - RETRY_OVERDUE
     )
     rows = due.order_by("-next_at").annotate(attempted=Exists(later), recorded=Exists(recorded))
     found: dict[str, list[datetime]] = {}
@@ -341,11 +339,6 @@ def blocked() -> BlockedCounts:
     return BlockedCounts(keys=figures.keys, messages=figures.waiting, most=figures.most, oldest=oldest)
 
 
-class Unanswered(Exception):
-    def __init__(self, alias: str, timeout: float) -> None:
-        super().__init__(f"{alias!r} did not answer within {timeout:g} s")
-
-
 def surveyed(timeout: float) -> tuple[Survey | None, str]:
     """Return the figures from the database, or None and the reason in one line; without records there may be none."""
     try:
@@ -354,34 +347,3 @@ def surveyed(timeout: float) -> tuple[Survey | None, str]:
         return None, one_line(error) if settings().records else ""
     except (DatabaseError, Unanswered) as error:
         return None, one_line(error)
-
-
-def in_time(ask: Callable[[], T], alias: str, timeout: float) -> T:
-    """Return the result of a query, or raise Unanswered after the timeout."""
-    if only(alias):
-        return ask()
-    answers: list[T] = []
-    broken: list[Exception] = []
-
-    def answer() -> None:
-        try:
-            answers.append(ask())
-        except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
-            broken.append(error)
-        finally:
-            connections.close_all()
-
-    asking = threading.Thread(target=answer, name="rmq-survey", daemon=True)
-    asking.start()
-    asking.join(timeout)
-    if broken:
-        raise broken[0]
-    if not answers:
-        raise Unanswered(alias, timeout)
-    return answers[0]
-
-
-def only(alias: str) -> bool:
-    """Return True if no other connection sees the data of this thread's connection."""
-    connection = connections[alias]
-    return connection.in_atomic_block or bool(getattr(connection, "is_in_memory_db", bool)())

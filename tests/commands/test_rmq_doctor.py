@@ -578,7 +578,7 @@ class TestDatabase:
 
     def test_an_unresponsive_database_is_given_up_after_the_timeout(self, monkeypatch: pytest.MonkeyPatch) -> None:
         over = threading.Event()
-        monkeypatch.setattr("django_rmq_retry.health.facts.only", lambda _alias: False)
+        monkeypatch.setattr("django_rmq_retry.health.time_limit.alone_sees_its_data", lambda _alias: False)
         monkeypatch.setattr(f"{EXAMINATION}.unapplied", lambda _alias: over.wait(30))
         ran = examined("--timeout", "0.5")
         over.set()

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 from django.db import OperationalError
 
-from django_rmq_retry.health import facts
+from django_rmq_retry.health import time_limit
 from django_rmq_retry.telemetry import figures
 from django_rmq_retry.telemetry.exposition import exposition_text
 from django_rmq_retry.telemetry.figures import Figures, Notice
@@ -28,7 +28,7 @@ def test_a_database_that_does_not_answer_is_asked_once_and_leaves_the_figures_of
     monkeypatch.setattr(figures, "survey", silent)
     monkeypatch.setattr(figures, "_gauged", tuple)
     monkeypatch.setattr(figures, "FIGURES_PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(facts, "only", lambda _alias: False)
+    monkeypatch.setattr(time_limit, "alone_sees_its_data", lambda _alias: False)
     read = Figures(Notice(), Board(()), (), threads=1, around=nullcontext).read
     try:
         texts = [exposition_text(read()) for _ in range(2)]
