@@ -27,7 +27,6 @@ from django_rmq_retry.models import (
     Action,
     EarlyRetry,
     FormerName,
-    ItemState,
     OperatorAction,
     ParkedMessage,
     RequeueItem,
@@ -39,6 +38,7 @@ from django_rmq_retry.parked.audit import acts_on, log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import editable
 from django_rmq_retry.parked.findings import still_permanent
+from django_rmq_retry.parked.items import UNSENT
 from django_rmq_retry.parked.links import message_links
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outcomes import DECIDED_BY, erased, outcome
@@ -49,7 +49,6 @@ MOST_EDITABLE_BYTES = 3 * 1024 * 1024
 MOST_ATTEMPTS = 20
 MOST_ACTIONS = 20
 MOST_KEYS = 50
-UNSENT = (ItemState.PENDING, ItemState.CLAIMED)
 
 
 def of_message(*verbs: str) -> Callable[[Callable[..., HttpResponseBase]], Callable[..., HttpResponseBase]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from django_rmq_retry import forks
 from django_rmq_retry.amqp.contracts import Source
+from django_rmq_retry.arguments import plural
 from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.consumer.deadlines import SlowHandlers
@@ -284,7 +285,7 @@ class Consumer:
     def _log_stopping(self) -> None:
         running = self._workers.running
         if running:
-            what = f"finishing {running} message{'' if running == 1 else 's'} (max {self._limits.shutdown:g} s)."
+            what = f"finishing {plural(running, 'message')} (max {self._limits.shutdown:g} s)."
             what += " Signal again to stop now; unfinished messages return to the queue."
         else:
             what = "no message is in flight."

@@ -39,7 +39,7 @@ class Sequencer:
         self._again = again
         """Called with each token that was brought too early, once another key may be computed."""
         self._lock = threading.Lock()
-        self._lines: dict[str, _Arrivals] = {}
+        self._arrivals: dict[str, _Arrivals] = {}
         self._clearings = 0
         self._keys: dict[Delivery, Key] = {}
         """The keys of the deliveries whose turn it is; each occupies its key until ``done``."""
@@ -53,7 +53,7 @@ class Sequencer:
     def waiting(self) -> int:
         """The number of deliveries that wait for another delivery of their key, or for the key of an earlier one."""
         behind = sum(map(len, list(self._behind.values())))
-        return behind + sum(len(line.tokens) for line in list(self._lines.values()))
+        return behind + sum(len(line.tokens) for line in list(self._arrivals.values()))
 
     def add(self, delivery: Delivery) -> None:
         """Add a delivery that has arrived, or one that was kept and is due for its next attempt."""
@@ -116,7 +116,7 @@ class Sequencer:
         """Remove the deliveries of these queues that have not begun, and return them, except one being looked at."""
         with self._lock:
             given: list[Delivery] = []
-            arrived = [line.arrived for line in list(self._lines.values())]
+            arrived = [line.arrived for line in list(self._arrivals.values())]
             for line in (*arrived, *self._behind.values()):
                 # Take them out one by one, because the I/O thread adds to the deque at the same time.
                 deliveries = [line.popleft() for _ in range(len(line))]
@@ -128,7 +128,7 @@ class Sequencer:
         """Forget all deliveries that have not begun."""
         with self._lock:
             self._clearings += 1
-            for line in list(self._lines.values()):
+            for line in list(self._arrivals.values()):
                 line.arrived.clear()
                 line.due.clear()
                 line.tokens.clear()
@@ -136,8 +136,8 @@ class Sequencer:
                 behind.clear()
 
     def _line(self, queue: str) -> _Arrivals:
-        line = self._lines.get(queue)
-        return self._lines.setdefault(queue, _Arrivals()) if line is None else line
+        line = self._arrivals.get(queue)
+        return self._arrivals.setdefault(queue, _Arrivals()) if line is None else line
 
     def _turn(self, delivery: Delivery, key: Key | None) -> Delivery | None:
         """Return the delivery if it is its turn; otherwise let it wait behind the others of its key."""
