@@ -78,7 +78,7 @@ def test_every_function_class_and_room_on_the_page_is_defined() -> None:
     assert sorted(named - values - defined) == []
 
 
-@pytest.mark.parametrize("package", ["amqp", "parked"])
+@pytest.mark.parametrize("package", ["consumer", "amqp", "parked", "admin", "management"])
 def test_the_rooms_of_a_large_package_hold_each_module_once(package: str) -> None:
     table = re.search(rf"^\| Subject \| Modules of `{package}` \|.*?\n\n", PAGE, re.DOTALL | re.MULTILINE)
     assert table
