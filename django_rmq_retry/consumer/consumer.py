@@ -20,6 +20,7 @@ from django_rmq_retry.consumer.quota import Quota
 from django_rmq_retry.consumer.sequencer import Sequencer
 from django_rmq_retry.consumer.workers import Workers
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable, TopologyMissing
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.messages.message import Delivery, Instruction
 from django_rmq_retry.topology.declarations import Server
@@ -34,9 +35,6 @@ STRICT_DEADLINE_SECONDS = 1620.0
 TICK_SECONDS = 0.5
 CLOSE_SECONDS = 5.0
 """Seconds that the connection may take to close at least, even if the handlers have used up the shutdown timeout."""
-
-STOPPED, BROKEN, NO_BROKER, UNFIT = 0, 1, 3, 4
-"""Exit codes, the same for all commands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +99,7 @@ class Consumer:
         # A SimpleQueue, because signal handlers call stop(): Event.set() there could deadlock on its own lock.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._drained = threading.Event()
-        self._code, self._lost_at, self._tries = STOPPED, 0.0, 0
+        self._code, self._lost_at, self._tries = Exit.DONE, 0.0, 0
         self._hung_handlers = HungHandlers(attempts, source)
         self.why = ""
         """The reason why the consumer stops; empty while it runs."""
@@ -122,7 +120,7 @@ class Consumer:
                 self._look_after(time.monotonic() - began)
         return self._wind_down()
 
-    def stop(self, why: str, code: int = STOPPED) -> None:
+    def stop(self, why: str, code: Exit = Exit.DONE) -> None:
         """Stop in good order; a second call is ignored, so the first reason and exit code stand."""
         if self._over:
             return
@@ -186,7 +184,7 @@ class Consumer:
         self._lost_at = time.time() if not self._tries else self._lost_at
         self._tries += 1
         if self._limits.fail_fast:
-            self.stop(f"No broker ({reason}), and --fail-fast does not wait for one.", NO_BROKER)
+            self.stop(f"No broker ({reason}), and --fail-fast does not wait for one.", Exit.UNREACHABLE)
             return
         log.warning(
             "No broker since %s (%s), reconnecting in %.1f s (attempt %s)",
@@ -195,8 +193,13 @@ class Consumer:
         )
 
     def failed(self, error: BaseException) -> None:
-        codes = {BrokerRefused: NO_BROKER, BrokerUnfit: UNFIT, QueueUnusable: UNFIT, TopologyMissing: UNFIT}
-        self.stop(str(error), codes.get(type(error), BROKEN))
+        codes = {
+            BrokerRefused: Exit.UNREACHABLE,
+            BrokerUnfit: Exit.DRIFT,
+            QueueUnusable: Exit.DRIFT,
+            TopologyMissing: Exit.DRIFT,
+        }
+        self.stop(str(error), codes.get(type(error), Exit.ERROR))
 
     def drained(self) -> None:
         self._drained.set()
@@ -256,11 +259,11 @@ class Consumer:
         dead, hung = self._workers.dead, self._hung_handlers.look()
         if hung:
             self.hung = True
-            self.stop(self._hung_handlers.reason_to_stop(hung[0]), BROKEN)
+            self.stop(self._hung_handlers.reason_to_stop(hung[0]), Exit.ERROR)
         elif dead:
-            self.stop(f"Worker thread {dead[0]} has ended unexpectedly.", BROKEN)
+            self.stop(f"Worker thread {dead[0]} has ended unexpectedly.", Exit.ERROR)
         elif not self._source.alive:
-            self.stop("The I/O thread has ended, or does not respond.", BROKEN)
+            self.stop("The I/O thread has ended, or does not respond.", Exit.ERROR)
         elif self._limits.seconds is not None and age >= self._limits.seconds:
             self.stop(f"the limit of {self._limits.seconds:g} s is reached")
         elif self._limits.burst:
@@ -304,9 +307,9 @@ class Consumer:
             log.error(
                 "%s handlers did not finish; their messages return to their queues, or are lost with ack=auto", left
             )
-            self._code = self._code or BROKEN
+            self._code = self._code or Exit.ERROR
         if hung := self._hung_handlers.look():
-            self._code, self.hung = self._code or BROKEN, True
+            self._code, self.hung = self._code or Exit.ERROR, True
             self._hung_handlers.settle(hung)
         self._source.stop()
         # A slow broker may use what the handlers left of the shutdown timeout: each ack that it takes in is one
@@ -316,6 +319,6 @@ class Consumer:
             log.error(
                 "The connection did not close in time; messages that the broker did not settle return to their queues"
             )
-            self._code = self._code or BROKEN
+            self._code = self._code or Exit.ERROR
         self._workers.stop()
         return self._code

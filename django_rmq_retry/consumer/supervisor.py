@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
+from django_rmq_retry.exit_codes import Exit
+
 log = logging.getLogger("django_rmq_retry")
 
 ENDED_AT_ONCE = 130
@@ -23,9 +25,9 @@ WORK_DONE = 74
 """A child's exit code after it has finished its work. Not 0, because a handler may end the process with 0."""
 RENEW = 75
 """A child's exit code after it has ended in good order and a fresh process must take its place."""
-ENDED_EARLY = 1
+ENDED_EARLY = Exit.ERROR
 """The exit code recorded for a child that exits with 0."""
-NOT_RESTARTED = (3, 4)
+NOT_RESTARTED = (Exit.UNREACHABLE, Exit.DRIFT)
 """Exit codes that a fresh process cannot fix: no broker with --fail-fast, or a queue that cannot be consumed."""
 QUICK_SECONDS = 10.0
 """Seconds: a process that ends sooner counts as one that failed to start."""

@@ -7,7 +7,8 @@ import sys
 from django.contrib.auth import authenticate
 from django.core.management.base import CommandError, CommandParser
 
-from django_rmq_retry.management.command import Exit, Options
+from django_rmq_retry.exit_codes import Exit
+from django_rmq_retry.management.command import Options
 from django_rmq_retry.parked.operators import Actor
 
 PASSWORD = "RMQ_USER_PASSWORD"  # noqa: S105 - the name of a variable

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from enum import IntEnum
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -25,6 +24,7 @@ from django_rmq_retry.amqp.session import ANSWER_SECONDS, Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.health.facts import Unmigrated
 from django_rmq_retry.management.databases import DatabaseAway, named_errors, pinned
 from django_rmq_retry.management.terminal import clock, printable, utc
@@ -36,20 +36,6 @@ from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, 
 
 Options = dict[str, Any]
 MOST_TIMEOUT_SECONDS = 3600.0
-
-
-class Exit(IntEnum):
-    DONE = 0
-    ERROR = 1
-    USAGE = 2
-    UNREACHABLE = 3
-    DRIFT = 4
-    PARTLY = 5
-    NOTHING = 6
-    UNCONFIRMED = 7
-    UNHEALTHY = 8
-    ASKED = 9
-    INTERRUPTED = 130
 
 
 def usage_error(text: str) -> CommandError:

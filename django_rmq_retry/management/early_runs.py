@@ -5,7 +5,8 @@ from django.core.management.base import CommandError, CommandParser
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.queue_state import FLOWING
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_option, add_yes, check_known
+from django_rmq_retry.exit_codes import Exit
+from django_rmq_retry.management.command import Options, RmqCommand, add_option, add_yes, check_known
 from django_rmq_retry.management.parked_choice import confirm_number
 from django_rmq_retry.management.parked_runs import (
     RATE_HELP,

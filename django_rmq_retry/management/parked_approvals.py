@@ -7,9 +7,10 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.arguments import plural
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management.accounts import signed_in
 from django_rmq_retry.management.arguments import add_limit
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes, request_data
+from django_rmq_retry.management.command import Options, RmqCommand, add_yes, request_data
 from django_rmq_retry.management.parked_choice import refuse_doubtful, report_keys
 from django_rmq_retry.management.parked_edits import result_lines, show_others, show_proposal
 from django_rmq_retry.management.terminal import clock

@@ -7,9 +7,10 @@ from pathlib import Path
 from django.core.management.base import CommandParser
 
 from django_rmq_retry.arguments import plural
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management.accounts import actor_of, add_user
 from django_rmq_retry.management.arguments import age, later
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes, usage_error
+from django_rmq_retry.management.command import Options, RmqCommand, add_yes, usage_error
 from django_rmq_retry.management.parked_choice import (
     OPEN_STATES,
     add_act,

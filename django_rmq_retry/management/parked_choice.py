@@ -10,8 +10,9 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.arguments import plural
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management.arguments import moment
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes, usage_error
+from django_rmq_retry.management.command import Options, RmqCommand, add_yes, usage_error
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import KeyList, State
 from django_rmq_retry.parked.database import database

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from django.core.management.base import CommandParser
 
 from django_rmq_retry.arguments import plural
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes, usage_error
+from django_rmq_retry.exit_codes import Exit
+from django_rmq_retry.management.command import Options, RmqCommand, add_yes, usage_error
 from django_rmq_retry.management.parked_choice import confirm_number, keys_from
 from django_rmq_retry.parked.erasure import Traces, erase, traces
 from django_rmq_retry.parked.operators import Actor

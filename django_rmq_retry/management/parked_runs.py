@@ -11,9 +11,10 @@ from operator import attrgetter
 from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.arguments import plural
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management.accounts import actor_of, add_user
 from django_rmq_retry.management.arguments import add_limit
-from django_rmq_retry.management.command import Exit, Options, RmqCommand
+from django_rmq_retry.management.command import Options, RmqCommand
 from django_rmq_retry.management.parked_choice import (
     OPEN_STATES,
     add_act,

@@ -10,8 +10,9 @@ from django_rmq_retry.arguments import plural
 from django_rmq_retry.attempts.history import attempts_of, failures_counted, lost_attempts
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management.arguments import MOST_LISTED, add_limit, positive
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, usage_error
+from django_rmq_retry.management.command import Options, RmqCommand, usage_error
 from django_rmq_retry.management.parked_choice import add_choice, keys_data, keys_from, report_keys, selection_of
 from django_rmq_retry.management.terminal import clock, local, utc
 from django_rmq_retry.messages.deaths import MOST_DEATHS_SHOWN, Death, deaths, well_formed

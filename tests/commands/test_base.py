@@ -15,7 +15,8 @@ from django.core.management import CommandError
 
 from django_rmq_retry.amqp import Refusal
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known
+from django_rmq_retry.exit_codes import Exit
+from django_rmq_retry.management.command import Options, RmqCommand, check_known
 from tests.commands.running import Terminal
 from tests.tooling.machine import open_terminal
 

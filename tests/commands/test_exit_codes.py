@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from django_rmq_retry.management.command import Exit
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.models import State
 from tests.commands import running
 from tests.commands.running import run

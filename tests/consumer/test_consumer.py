@@ -12,9 +12,10 @@ from django_rmq_retry import Delivery, Fixed, OneShot, Raw, RetryThenPark, StopT
 from django_rmq_retry.consumer import consumer as room
 from django_rmq_retry.consumer import hung
 from django_rmq_retry.consumer.attempt import OUTSIDE_FAILURE_SECONDS, Attempts
-from django_rmq_retry.consumer.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT, Consumer, ConsumerLimits, Watchers
+from django_rmq_retry.consumer.consumer import Consumer, ConsumerLimits, Watchers
 from django_rmq_retry.consumer.deadlines import Deadlines, TimedRun
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues_of
 from django_rmq_retry.handlers.call import Unready
 from django_rmq_retry.handlers.contracts import FinishedAttempt
@@ -115,7 +116,7 @@ def test_each_delivered_message_is_attempted_and_settled() -> None:
         wait_until(lambda: len(made.tap.settled) == 3)
         made.consumer.stop("asked")
 
-        assert made.ended() == STOPPED
+        assert made.ended() == Exit.DONE
     assert sorted(made.tap.settled, key=str) == [(b"1", DONE), (b"2", DONE), (b"3", DONE)]
     assert made.tap.words == ["quiesce", "stop"]
 
@@ -142,7 +143,7 @@ def test_a_stop_finishes_running_handlers_and_requeues_the_rest() -> None:
         made.tap.bring(b"4")
         go.set()
 
-        assert made.ended() == STOPPED
+        assert made.ended() == Exit.DONE
     assert made.tap.settled == [(b"1", DONE)]
     assert made.tap.returned == [b"2", b"3", b"4"]
 
@@ -152,7 +153,7 @@ def test_unconfirmed_last_acks_make_the_exit_unclean() -> None:
         made.tap.receives_last_acks = False
         made.consumer.stop("asked")
 
-        assert made.ended() == BROKEN
+        assert made.ended() == Exit.ERROR
 
 
 def test_a_slow_broker_may_use_the_rest_of_the_shutdown_timeout_to_close() -> None:
@@ -163,17 +164,17 @@ def test_a_slow_broker_may_use_the_rest_of_the_shutdown_timeout_to_close() -> No
         late = threading.Timer(2 * room.CLOSE_SECONDS, made.tap.receiver.drained)
         late.start()
 
-        assert made.ended() == STOPPED
+        assert made.ended() == Exit.DONE
     late.join()
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (BrokerRefused("amqp://x", "no"), NO_BROKER),
-        (QueueUnusable("q", "gone", advice="Declare it."), UNFIT),
-        (BrokerUnfit("too old"), UNFIT),
-        (ValueError("what"), BROKEN),
+        (BrokerRefused("amqp://x", "no"), Exit.UNREACHABLE),
+        (QueueUnusable("q", "gone", advice="Declare it."), Exit.DRIFT),
+        (BrokerUnfit("too old"), Exit.DRIFT),
+        (ValueError("what"), Exit.ERROR),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -189,21 +190,21 @@ def test_a_broker_unfit_for_a_carrier_ends_the_consumer() -> None:
     with running(refusal=lambda server: f"not on {server}") as made:
         made.tap.receiver.connected(RABBIT)
 
-        assert made.ended() == UNFIT
+        assert made.ended() == Exit.DRIFT
 
 
 def test_a_dead_source_ends_the_consumer() -> None:
     with running() as made:
         made.tap.alive = made.tap.receives_last_acks = False
 
-        assert made.ended() == BROKEN
+        assert made.ended() == Exit.ERROR
 
 
 def test_a_dead_worker_ends_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
     with running() as made:
         monkeypatch.setattr(type(made.consumer._workers), "dead", ["rmq-worker-1"])
 
-        assert made.ended() == BROKEN
+        assert made.ended() == Exit.ERROR
         assert "rmq-worker-1" in made.consumer.why
 
 
@@ -420,7 +421,7 @@ def test_messages_without_handler_do_not_count_for_max_messages(threads: int) ->
     with running(threads=threads, messages=2) as made:
         made.tap.bring(b"1", UNHANDLED, UNHANDLED, UNHANDLED, b"2", b"3", UNHANDLED)
 
-        assert made.ended() == STOPPED
+        assert made.ended() == Exit.DONE
     ran = [body for body, _ in made.tap.settled if body != UNHANDLED]
     assert len(ran) == 2
     assert len(made.tap.settled) + len(made.tap.returned) == 7
@@ -446,16 +447,16 @@ def test_max_messages_takes_no_message_after_the_last_has_begun() -> None:
 
         assert (made.tap.words, made.tap.settled, made.codes) == (["quiesce"], [], [])
         go.set()
-        assert made.ended() == STOPPED
+        assert made.ended() == Exit.DONE
     assert made.tap.settled == [(b"1", DONE)]
 
 
 def test_the_first_reason_is_the_one_that_counts() -> None:
     with running() as made:
         made.consumer.stop("first")
-        made.consumer.stop("second", BROKEN)
+        made.consumer.stop("second", Exit.ERROR)
 
-        assert (made.ended(), made.consumer.why) == (STOPPED, "first")
+        assert (made.ended(), made.consumer.why) == (Exit.DONE, "first")
 
 
 def test_each_hanging_handler_is_logged_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -484,7 +485,7 @@ def test_each_hanging_handler_is_logged_with_its_line(caplog: pytest.LogCaptureF
     at_ledger.release()
     wait_until(lambda: not made.consumer.running)
 
-    assert code == BROKEN
+    assert code == Exit.ERROR
     said = [line for line in caplog.messages if "or the handler caught DeadlineExceeded. It is at " in line]
     assert [(line.split()[1], line.partition("(")[2].partition(")")[0]) for line in said] == [
         ("bank", "wait_for_bank"),
@@ -530,7 +531,7 @@ def test_a_hanging_gate_does_not_delay_ending_a_hung_process(
         gate.answers.set()
         held.release()
 
-    assert (code, made.consumer.hung, tap.words[-1]) == (BROKEN, True, "stop")
+    assert (code, made.consumer.hung, tap.words[-1]) == (Exit.ERROR, True, "stop")
     assert (
         "1 hanging handlers have no record of their attempt; their messages return to their queues, or are lost with "
         "ack=auto"
@@ -584,7 +585,7 @@ def test_a_hanging_order_by_ends_the_process_and_stops_no_other_queue() -> None:
         held.release()
         wait_until(lambda: not made.consumer.running)
 
-    assert (code, made.consumer.hung) == (BROKEN, True)
+    assert (code, made.consumer.hung) == (Exit.ERROR, True)
     assert made.consumer.why.startswith(
         "The order_by of handler ledger did not end within twice its timeout of 1 s: a call that Python cannot "
         "interrupt, or the order_by caught DeadlineExceeded. It is at "
@@ -637,7 +638,7 @@ def test_a_stop_does_not_wait_for_an_order_by() -> None:
         held.release()
         wait_until(lambda: not made.consumer.running)
 
-    assert (code, made.tap.settled, made.tap.words[-1]) == (BROKEN, [], "stop")
+    assert (code, made.tap.settled, made.tap.words[-1]) == (Exit.ERROR, [], "stop")
 
 
 def test_an_ordering_key_is_computed_without_a_watcher_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ from django.core.management.base import CommandParser
 from django.db.models import QuerySet
 
 from django_rmq_retry.conf import settings
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management.arguments import add_limit, age, moment
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes
+from django_rmq_retry.management.command import Options, RmqCommand, add_yes
 from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import Action, OperatorAction
 from django_rmq_retry.parked.audit import acts_on, audit_head, messages_named, verify

@@ -2,8 +2,9 @@
 
 from django.core.management.base import CommandParser
 
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management.arguments import add_limit
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes
+from django_rmq_retry.management.command import Options, RmqCommand, add_yes
 from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import BlockedKey, ParkedMessage
 from django_rmq_retry.ordering.keys import blocked_figures, records_of

@@ -9,7 +9,8 @@ from django_rmq_retry.embedded import place
 from django_rmq_retry.embedded.engine.behaviour import BEHAVIOURS, behaviour
 from django_rmq_retry.embedded.wire import server
 from django_rmq_retry.embedded.wire.server import BrokerServer
-from django_rmq_retry.management.command import Exit, Options, RmqCommand
+from django_rmq_retry.exit_codes import Exit
+from django_rmq_retry.management.command import Options, RmqCommand
 
 VERSIONS = tuple(".".join(map(str, version)) for version in BEHAVIOURS)
 

@@ -17,11 +17,12 @@ from django_rmq_retry.consumer.start import Start
 from django_rmq_retry.consumer.status_line import Above, LastRow
 from django_rmq_retry.declared import save
 from django_rmq_retry.embedded.wire import server
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.management import terminal
 from django_rmq_retry.management.arguments import http_address, seconds
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known, open_declarer, usage_error
+from django_rmq_retry.management.command import Options, RmqCommand, check_known, open_declarer, usage_error
 from django_rmq_retry.management.databases import check_without_database, look_without_lock
 from django_rmq_retry.telemetry.http import AddressUnusable
 from django_rmq_retry.topology.plan import Plan, PlanState

@@ -14,10 +14,10 @@ from django_rmq_retry.arguments import plural
 from django_rmq_retry.checks.settings import TAG
 from django_rmq_retry.conf import settings
 from django_rmq_retry.declared import BrokerPlace, former_queues, save
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.broker_status import WATCHING
 from django_rmq_retry.management.command import (
-    Exit,
     Options,
     RmqCommand,
     add_json,

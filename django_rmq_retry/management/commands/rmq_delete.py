@@ -8,10 +8,10 @@ from django_rmq_retry.amqp.declarer import MOVING, Declarer
 from django_rmq_retry.amqp.deletion import Deleted, delete_exchanges, delete_queues, stale
 from django_rmq_retry.amqp.recreation import TRIAL, Doubt
 from django_rmq_retry.declared import BrokerPlace, delete, former_exchanges, former_queues, still_consumed
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.broker_status import WATCHING
 from django_rmq_retry.management.command import (
-    Exit,
     Options,
     RmqCommand,
     add_json,

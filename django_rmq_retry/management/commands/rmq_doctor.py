@@ -8,12 +8,13 @@ from django.core.management.base import CommandParser
 
 from django_rmq_retry.alerts.ways import TEST, Patient, ways
 from django_rmq_retry.conf import settings
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.health.problems import Limits
 from django_rmq_retry.health.rules import PARKED_TOO_LONG, Area
 from django_rmq_retry.management import findings
 from django_rmq_retry.management.arguments import age, positive
 from django_rmq_retry.management.broker_examination import BrokerExamination
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json
+from django_rmq_retry.management.command import Options, RmqCommand, add_json
 from django_rmq_retry.management.examination import RecordExamination, examine_settings, looked
 from django_rmq_retry.management.findings import Finding, Grade
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management import (
     parked_approvals,
     parked_changes,
@@ -14,7 +15,7 @@ from django_rmq_retry.management import (
     parked_runs,
     parked_views,
 )
-from django_rmq_retry.management.command import Exit, Options, RmqCommand
+from django_rmq_retry.management.command import Options, RmqCommand
 
 
 class Command(RmqCommand):

@@ -11,11 +11,12 @@ from pathlib import Path
 from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge, MessageTooLarge, MessageUnsent, UndecodableBody
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.handlers.subscription import Subscription
-from django_rmq_retry.management.command import Exit, RmqCommand, add_json, check_known, usage_error
 from django_rmq_retry.management.command import Options as Given
+from django_rmq_retry.management.command import RmqCommand, add_json, check_known, usage_error
 from django_rmq_retry.messages.codecs import JSON, Raw
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.publishing.publish import MOST_PRIORITY, PublishOptions, dispatch, message_of, seconds_of

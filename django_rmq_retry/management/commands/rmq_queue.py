@@ -7,10 +7,11 @@ from django.core.management.base import CommandParser
 
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.queue_state import FLOWING, OPEN, QueueState
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management import early_runs
 from django_rmq_retry.management.accounts import actor_of, add_user
 from django_rmq_retry.management.arguments import age
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known
+from django_rmq_retry.management.command import Options, RmqCommand, check_known
 from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.parked import controls
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded

@@ -12,9 +12,10 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer import supervisor
 from django_rmq_retry.database_connections import FreshConnections
 from django_rmq_retry.embedded.wire import server
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.arguments import add_limit, http_address, seconds
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes, check_known, usage_error
+from django_rmq_retry.management.command import Options, RmqCommand, add_yes, check_known, usage_error
 from django_rmq_retry.management.terminal import clock, install, utc
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.parked.operators import Actor

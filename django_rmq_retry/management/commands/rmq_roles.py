@@ -6,7 +6,8 @@ from django.contrib.auth.models import Group, Permission
 from django.core.management.base import CommandError, CommandParser
 from django.db import router, transaction
 
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json
+from django_rmq_retry.exit_codes import Exit
+from django_rmq_retry.management.command import Options, RmqCommand, add_json
 from django_rmq_retry.parked.operators import LABEL, PERMISSIONS
 
 LOOKS = (

@@ -14,6 +14,7 @@ from django.core.management.base import CommandParser
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_connections import renew_connections
+from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.health.look import look
 from django_rmq_retry.health.problems import Limits, blind
 from django_rmq_retry.health.processes import MOST_LISTED_PROCESSES, Process, processes
@@ -21,7 +22,7 @@ from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.management import consumer_status, findings
 from django_rmq_retry.management.arguments import MOST_LISTED, age, positive, whole
 from django_rmq_retry.management.broker_status import BrokerStatus, as_data, cells, heads, is_quiet, state, totals
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, open_declarer, usage_error
+from django_rmq_retry.management.command import Options, RmqCommand, add_json, open_declarer, usage_error
 from django_rmq_retry.management.databases import DatabaseAway, named_errors
 from django_rmq_retry.management.findings import Finding
 
