@@ -74,16 +74,16 @@ def run_of(number: str) -> RequeueRun:
     return run
 
 
-def _steer(run: int, actor: Actor, action: str, request: HttpRequest) -> None:
+def _steer(run_id: int, actor: Actor, action: str, request: HttpRequest) -> None:
     reason = request.POST.get("reason", "")
     if action == CHANGE_RATE:
-        steering.change_rate(run, actor, rate=typed_number(request.POST.get("rate"), 1.0), reason=reason)
+        steering.change_rate(run_id, actor, rate=typed_number(request.POST.get("rate"), 1.0), reason=reason)
     elif action == PAUSE:
-        steering.pause(run, actor, reason=reason)
+        steering.pause(run_id, actor, reason=reason)
     elif action in (RESUME, TEST):
-        steering.resume(run, actor, canary=action == TEST, reason=reason)
+        steering.resume(run_id, actor, canary=action == TEST, reason=reason)
     elif action == STOP:
-        steering.stop(run, actor, reason=reason)
+        steering.stop(run_id, actor, reason=reason)
 
 
 def _fits(run: RequeueRun, action: str) -> bool:

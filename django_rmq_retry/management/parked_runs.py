@@ -339,9 +339,9 @@ def report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exi
 class Follower:
     """Sends a requeue run's messages while no other process does, and shows the progress."""
 
-    def __init__(self, command: RmqCommand, run: int) -> None:
+    def __init__(self, command: RmqCommand, run_id: int) -> None:
         self._command = command
-        self._run = run
+        self._run_id = run_id
         self._terminal = command.stderr.isatty()
         self._shown = 0.0
         self._why = ""
@@ -352,10 +352,10 @@ class Follower:
         waiting_since: float | None = None
         try:
             while True:
-                drive = drive or Drive(self._run, thread_name("rmq_parked"))
+                drive = drive or Drive(self._run_id, thread_name("rmq_parked"))
                 with self._whole():
                     pause = drive.step()
-                run = RequeueRun.objects.get(pk=self._run)
+                run = RequeueRun.objects.get(pk=self._run_id)
                 self._show(run)
                 if run.state not in DRIVEN:
                     return run

@@ -340,8 +340,11 @@ def _empty(request: ApprovalRequest) -> None:
         members.of(request.pk).delete()
 
 
-def _listed_later(run: int | None) -> bool:
-    return run is not None and RequeueRun.objects.using(database()).filter(pk=run, listing_limit__isnull=False).exists()
+def _listed_later(run_id: int | None) -> bool:
+    return (
+        run_id is not None
+        and RequeueRun.objects.using(database()).filter(pk=run_id, listing_limit__isnull=False).exists()
+    )
 
 
 @transaction_of(ApprovalRequest)

@@ -87,7 +87,7 @@ def claim_lifetime() -> float:
 
 
 @transaction_of(ParkedMessage)
-def claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare) -> list[Claim]:
+def claim(run_id: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare) -> list[Claim]:
     """Claim items for sending; items whose record has changed since it was chosen are skipped, with the reason.
 
     Nothing is claimed if the run is not running or another driver owns it.
@@ -96,7 +96,7 @@ def claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare)
     claims: list[Claim] = []
     left_out: dict[int, ItemReason] = {}
     messages = locked_messages([item.message_id for item in items])
-    known = RequeueRun.objects.using(using).filter(pk=run).first()
+    known = RequeueRun.objects.using(using).filter(pk=run_id).first()
     if known is None:
         return []
     changed_since = [item.message_id for item in items if _is_other(messages.get(item.message_id), item)]
@@ -124,7 +124,7 @@ def claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare)
         requeued_at=now,
         requeued_by=known.by,
     )
-    if not _claim_items(run, driver, claims, left_out):
+    if not _claim_items(run_id, driver, claims, left_out):
         transaction.set_rollback(True, using=using)
         return []
     return claims
@@ -140,12 +140,12 @@ def sent_by_others(run: RequeueRun, messages: Collection[int]) -> dict[int, int]
     return {item.message_id: item.run_id for item in items.exclude(run=run.pk).order_by("pk")}
 
 
-def _claim_items(run: int, driver: str, claims: Sequence[Claim], left_out: Mapping[int, ItemReason]) -> bool:
+def _claim_items(run_id: int, driver: str, claims: Sequence[Claim], left_out: Mapping[int, ItemReason]) -> bool:
     """Mark the run's items as claimed; False if this driver no longer owns the run, or another process took an item."""
     using = database()
-    if run_of_driver(run, driver, RunState.RUNNING) is None:
+    if run_of_driver(run_id, driver, RunState.RUNNING) is None:
         return False
-    pending = RequeueItem.objects.using(using).filter(run=run, state=ItemState.PENDING)
+    pending = RequeueItem.objects.using(using).filter(run=run_id, state=ItemState.PENDING)
     cycles: dict[int, list[int]] = {}
     for one in claims:
         cycles.setdefault(one.cycle, []).append(one.item)
@@ -154,24 +154,24 @@ def _claim_items(run: int, driver: str, claims: Sequence[Claim], left_out: Mappi
     )
     if taken != len(claims):
         return False
-    skip_items(run, left_out)
+    skip_items(run_id, left_out)
     return True
 
 
-def skip_items(run: int, codes: Mapping[int, ItemReason], *, state: ItemState = ItemState.PENDING) -> int:
+def skip_items(run_id: int, codes: Mapping[int, ItemReason], *, state: ItemState = ItemState.PENDING) -> int:
     """Skip these items, each with its reason; return their number. The caller has locked the run's row."""
     using = database()
     grouped: dict[ItemReason, list[int]] = {}
     for item, code in codes.items():
         grouped.setdefault(code, []).append(item)
-    rows = RequeueItem.objects.using(using).filter(run=run, state=state)
+    rows = RequeueItem.objects.using(using).filter(run=run_id, state=state)
     now = database_clock.now(database())
     count = sum(
         rows.filter(pk__in=some).update(state=ItemState.SKIPPED, skip_code=code, ended_at=now)
         for code, some in grouped.items()
     )
     if count:
-        RequeueRun.objects.using(using).filter(pk=run).update(skipped=F("skipped") + count)
+        RequeueRun.objects.using(using).filter(pk=run_id).update(skipped=F("skipped") + count)
     return count
 
 
@@ -213,14 +213,14 @@ class ClaimResult:
 
 
 @transaction_of(ParkedMessage)
-def store_results(run: int, results: Sequence[ClaimResult]) -> None:
+def store_results(run_id: int, results: Sequence[ClaimResult]) -> None:
     rows = locked_messages([one.claim.record for one in results], whole=False)
     kept = [one for one in results if _is_unchanged(rows.get(one.claim.record), one.claim)]
     move([rows[one.claim.record] for one in kept if one.kind is Outcome.CONFIRMED], State.REQUEUED, **NOT_WAITING)
     move([rows[one.claim.record] for one in kept if one.kind is Outcome.UNKNOWN], State.PARKED, **UNCONFIRMED)
     back = [one for one in kept if one.kind not in (Outcome.CONFIRMED, Outcome.UNKNOWN)]
     _put_back(back, rows)
-    _settle_items(run, results, {one.claim.item: rows[one.claim.record].revision + 1 for one in back})
+    _settle_items(run_id, results, {one.claim.item: rows[one.claim.record].revision + 1 for one in back})
 
 
 def _is_unchanged(row: ParkedMessage | None, claim: Claim) -> bool:
@@ -245,12 +245,12 @@ def _put_back(results: Sequence[ClaimResult], rows: dict[int, ParkedMessage]) ->
     ParkedOrigin.objects.add(origins, using=using)
 
 
-def _settle_items(run: int, results: Sequence[ClaimResult], revisions: dict[int, int]) -> None:
+def _settle_items(run_id: int, results: Sequence[ClaimResult], revisions: dict[int, int]) -> None:
     using, now = database(), database_clock.now(database())
-    known = locked_run(run)
+    known = locked_run(run_id)
     if known is None:
         return
-    claimed = RequeueItem.objects.using(using).filter(run=run, state=ItemState.CLAIMED)
+    claimed = RequeueItem.objects.using(using).filter(run=run_id, state=ItemState.CLAIMED)
     left_at = min((one.claim.at for one in results), default=now)
     by_outcome: dict[Outcome, list[int]] = {}
     for one in results:
@@ -262,7 +262,7 @@ def _settle_items(run: int, results: Sequence[ClaimResult], revisions: dict[int,
     unconfirmed = claimed.filter(pk__in=by_outcome.get(Outcome.UNKNOWN, [])).update(
         state=ItemState.UNCONFIRMED, skip_code=ItemReason.NOT_CONFIRMED, sent_at=left_at, ended_at=now
     )
-    RequeueRun.objects.using(using).filter(pk=run).update(
+    RequeueRun.objects.using(using).filter(pk=run_id).update(
         sent=F("sent") + sent, unconfirmed=F("unconfirmed") + unconfirmed
     )
     codes: dict[int, ItemReason] = {}
@@ -276,7 +276,7 @@ def _settle_items(run: int, results: Sequence[ClaimResult], revisions: dict[int,
         else:
             again = {"state": ItemState.PENDING, "cycle": 0, "revision": revisions[item], "skip_code": code}
             claimed.filter(pk=item).update(**again)
-    skip_items(run, codes, state=ItemState.CLAIMED)
+    skip_items(run_id, codes, state=ItemState.CLAIMED)
 
 
 def _failure_of(answer: ClaimResult) -> tuple[ItemReason | None, bool]:

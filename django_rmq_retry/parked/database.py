@@ -103,9 +103,9 @@ def move(rows: Collection[ParkedMessage], state: str, **changes: Any) -> None:
     ParkedOrigin.objects.count_moved(rows, state, using=database())
 
 
-def locked_run(run: int) -> RequeueRun | None:
+def locked_run(run_id: int) -> RequeueRun | None:
     """Return a run, locked until the transaction ends; messages must be locked before it."""
-    return locking(RequeueRun.objects.using(database()).filter(pk=run), keys_stay=True).first()
+    return locking(RequeueRun.objects.using(database()).filter(pk=run_id), keys_stay=True).first()
 
 
 def transaction_of(model: type[Model]) -> Callable[[Callable[P, T]], Callable[P, T]]:

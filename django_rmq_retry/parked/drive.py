@@ -77,16 +77,16 @@ class Drive:
     """One driver of one run. ``step()`` does what is due now and returns when to call it again."""
 
     def __init__(
-        self, run: int, driver: str, *, seconds: float | None = None, clock: Clock = time.monotonic,
+        self, run_id: int, driver: str, *, seconds: float | None = None, clock: Clock = time.monotonic,
         targets: TargetQueues | None = None,
     ) -> None:  # fmt: skip
-        self.run = run
+        self.run_id = run_id
         self._seconds = seconds
         self._clock = clock
         self._timeout = timeout_for(seconds)
         self._patience = min(DEPTH_SECONDS, self._timeout)
         self._targets = targets or broker_connections.current.target_queues(self._patience)
-        self._lease = RunLease(run, driver)
+        self._lease = RunLease(run_id, driver)
         self._pace = RunPace(clock)
         self._sender: Sender | None = None
         self._swept = float("-inf")
@@ -172,7 +172,7 @@ class Drive:
         return None
 
     def _advance(self) -> float | None:
-        state = advance(self.run, self._lease.driver)
+        state = advance(self.run_id, self._lease.driver)
         self.waiting = state == RunState.WAITING
         return SLICE_SECONDS if state in DRIVEN else None
 
@@ -185,7 +185,7 @@ def _take_over(run: RequeueRun) -> None:
 
 
 def drive(
-    run: int,
+    run_id: int,
     driver: str,
     *,
     for_seconds: float | None = None,
@@ -200,7 +200,7 @@ def drive(
     """
     ended = ended or threading.Event()
     until = float("inf") if for_seconds is None else clock() + for_seconds
-    one = Drive(run, driver, seconds=for_seconds, clock=clock)
+    one = Drive(run_id, driver, seconds=for_seconds, clock=clock)
     try:
         wait = one.step()
         while wait is not None and clock() < until and (outcomes or not one.waiting):
@@ -209,4 +209,4 @@ def drive(
             wait = one.step() if clock() < until else None
     finally:
         one.end()
-    return RequeueRun.objects.using(database()).get(pk=run)
+    return RequeueRun.objects.using(database()).get(pk=run_id)

@@ -95,6 +95,6 @@ class ItemSender:
 
 
 @transaction_of(ParkedMessage)
-def _skip(run: int, codes: Mapping[int, ItemReason]) -> None:
-    locked_run(run)
-    skip_items(run, codes)
+def _skip(run_id: int, codes: Mapping[int, ItemReason]) -> None:
+    locked_run(run_id)
+    skip_items(run_id, codes)

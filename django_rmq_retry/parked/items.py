@@ -134,8 +134,8 @@ class Choice:
         self._failed.update(ended.values_list("message__business_key", flat=True))
 
 
-def pending(run: int) -> QuerySet[RequeueItem]:
-    return RequeueItem.objects.using(database()).filter(run=run, state=ItemState.PENDING).order_by("place")
+def pending(run_id: int) -> QuerySet[RequeueItem]:
+    return RequeueItem.objects.using(database()).filter(run=run_id, state=ItemState.PENDING).order_by("place")
 
 
 def groups_of_runs(groups: Iterable[int]) -> dict[int, RequeueRun]:
@@ -198,13 +198,13 @@ def _pages(run: RequeueRun) -> Iterator[list[RequeueItem]]:
 
 
 @transaction_of(ParkedMessage)
-def advance(run: int, driver: str) -> str:
+def advance(run_id: int, driver: str) -> str:
     """Update the state of a run without items to send: waiting, finished, or running if items came back. Return it.
 
     The state is empty if this driver has nothing more to do.
     """
     using, now = database(), database_clock.now(database())
-    known = run_of_driver(run, driver, RunState.RUNNING, RunState.WAITING)
+    known = run_of_driver(run_id, driver, RunState.RUNNING, RunState.WAITING)
     if known is None:
         return ""
     items, before = known.parts.using(using), known.state
@@ -227,13 +227,13 @@ def advance(run: int, driver: str) -> str:
 
 
 @transaction_of(ParkedMessage)
-def skip_unsent(run: int) -> bool:
+def skip_unsent(run_id: int) -> bool:
     """Skip the next unsent items of a stopped run; return True if there may be more of them."""
     using, now = database(), database_clock.now(database())
-    known = locked_run(run)
+    known = locked_run(run_id)
     if known is None or known.state != RunState.STOPPED or known.finished_at is not None:
         return False
-    unsent = pending(run)
+    unsent = pending(run_id)
     mark = unsent.values_list("place", flat=True)[PART_ITEMS - 1 : PART_ITEMS].first()
     part = unsent if mark is None else unsent.filter(place__lte=mark)
     known.skipped += part.update(state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED, ended_at=now)
@@ -245,8 +245,8 @@ def skip_unsent(run: int) -> bool:
 
 
 @transaction_of(ParkedMessage)
-def recount(run: int) -> None:
-    known = locked_run(run)
+def recount(run_id: int) -> None:
+    known = locked_run(run_id)
     if known is not None:
         count(known)
         known.save(using=database(), update_fields=COUNTED)
@@ -281,10 +281,10 @@ def postpone(run: RequeueRun, selection: Selection, _terms: RequeueTerms) -> Non
 
 
 @transaction_of(ParkedMessage)
-def list_part(run: int, driver: str) -> None:
+def list_part(run_id: int, driver: str) -> None:
     """Write the next items of a run, if this driver still owns it and it was neither paused nor stopped."""
     using = database()
-    known = run_of_driver(run, driver, RunState.PLANNED, RunState.RUNNING)
+    known = run_of_driver(run_id, driver, RunState.PLANNED, RunState.RUNNING)
     if known is None or known.listing_limit is None:
         return
     selection, terms = _stored_selection(known)

@@ -19,8 +19,8 @@ TO_DRIVE = Q(state__in=DRIVEN) | Q(state=RunState.STOPPED, finished_at=None)
 class RunLease:
     """One driver and its run. It changes the run only while the run is its own, and an operator lets it go on."""
 
-    def __init__(self, run: int, driver: str) -> None:
-        self.run = run
+    def __init__(self, run_id: int, driver: str) -> None:
+        self.run_id = run_id
         self.driver = short(driver, 255)
         self._mine = False
 
@@ -50,10 +50,10 @@ class RunLease:
             self.change(wait=wait or "")
 
     def _rows(self) -> QuerySet[RequeueRun]:
-        return RequeueRun.objects.using(database()).filter(pk=self.run)
+        return RequeueRun.objects.using(database()).filter(pk=self.run_id)
 
 
-def run_of_driver(run: int, driver: str, *states: RunState) -> RequeueRun | None:
+def run_of_driver(run_id: int, driver: str, *states: RunState) -> RequeueRun | None:
     """Return a run, locked until the transaction ends; None if it was paused, stopped or taken over meanwhile."""
-    present = locked_run(run)
+    present = locked_run(run_id)
     return present if present is not None and present.driver == driver and present.state in states else None

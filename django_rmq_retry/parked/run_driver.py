@@ -79,9 +79,9 @@ class RunDriver(Recurring):
             finish_left_discards()
         if now >= self._look_at:
             self._look_at = now + self._look
-            for run in undriven(MOST_RUNS - len(self._drives)):
-                self._drives.setdefault(run, (Drive(run, thread_name("rmq_consume")), now))
-        for run, (one, at) in list(self._drives.items()):
+            for run_id in undriven(MOST_RUNS - len(self._drives)):
+                self._drives.setdefault(run_id, (Drive(run_id, thread_name("rmq_consume")), now))
+        for run_id, (one, at) in list(self._drives.items()):
             if self.stopping.is_set():
                 return
             if time.monotonic() < at:
@@ -89,9 +89,9 @@ class RunDriver(Recurring):
             wait = one.step()
             if wait is None:
                 one.end()
-                del self._drives[run]
+                del self._drives[run_id]
             else:
-                self._drives[run] = one, time.monotonic() + max(wait, SLICE_SECONDS if one.waiting else 0.0)
+                self._drives[run_id] = one, time.monotonic() + max(wait, SLICE_SECONDS if one.waiting else 0.0)
 
     def at_end(self) -> None:
         for one, _at in self._drives.values():
@@ -99,7 +99,7 @@ class RunDriver(Recurring):
                 one.end()
             except Exception:
                 log.warning(
-                    "The lease of requeue run %s was not released. It expires by itself.", one.run, exc_info=True
+                    "The lease of requeue run %s was not released. It expires by itself.", one.run_id, exc_info=True
                 )
 
 

@@ -32,44 +32,44 @@ def _noted(reason: str) -> dict[str, str]:
     return {"wait": "", "note": short(reason, 255)}
 
 
-def pause(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
+def pause(run_id: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     """Pause a run until an operator resumes it; messages that are being sent are completed."""
     running = (RunState.PLANNED, RunState.RUNNING)
     return _change_run(
-        run, actor, Action.PAUSE, running, reason=reason, changes={"state": RunState.PAUSED, **_noted(reason)}
+        run_id, actor, Action.PAUSE, running, reason=reason, changes={"state": RunState.PAUSED, **_noted(reason)}
     )
 
 
-def resume(run: int, actor: Actor, *, canary: bool = False, reason: str = "") -> RequeueRun:
+def resume(run_id: int, actor: Actor, *, canary: bool = False, reason: str = "") -> RequeueRun:
     """Resume a run; with ``canary`` it sends one more message, and the rest after that one was processed.
 
     The operator has seen the failures for which a guard paused it, so the guard counts later outcomes only; it can
     pause the run again.
     """
     changes: dict[str, Any] = {"state": RunState.RUNNING, **_noted(""), **restart_rate()}
-    known = RequeueRun.objects.using(database()).filter(pk=run).first()
+    known = RequeueRun.objects.using(database()).filter(pk=run_id).first()
     if known is not None and canary:
         changes |= {"canary": True, "canary_since": database_clock.now(database())}
     elif known is not None and known.awaits_canary and known.wait in RETESTABLE:
         changes |= {"canary": False, "canary_since": None}
     if known is not None and known.guard_exceeded:
         changes |= {"spared_failed": F("failed"), "spared_processed": F("processed")}
-    return _change_run(run, actor, Action.RESUME, (RunState.PAUSED,), reason=reason, changes=changes)
+    return _change_run(run_id, actor, Action.RESUME, (RunState.PAUSED,), reason=reason, changes=changes)
 
 
-def change_rate(run: int, actor: Actor, *, rate: float, reason: str = "") -> RequeueRun:
+def change_rate(run_id: int, actor: Actor, *, rate: float, reason: str = "") -> RequeueRun:
     """Send a run's messages faster or slower: ``rate`` a second, from the next slice on."""
     return _change_run(
-        run, actor, Action.CHANGE_RATE, ACTIVE, reason=reason, changes={"rate": checked_rate(rate), **restart_rate()}
+        run_id, actor, Action.CHANGE_RATE, ACTIVE, reason=reason, changes={"rate": checked_rate(rate), **restart_rate()}
     )
 
 
-def stop(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
+def stop(run_id: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     """Stop a run permanently. Unsent messages stay parked; outcomes of sent ones are still recorded."""
     changes = {"state": RunState.STOPPED, **_noted(reason)}
-    stopped = _change_run(run, actor, Action.STOP, ACTIVE, reason=reason, changes=changes)
+    stopped = _change_run(run_id, actor, Action.STOP, ACTIVE, reason=reason, changes=changes)
     until = time.monotonic() + STOP_SECONDS
-    while skip_unsent(run) and time.monotonic() < until:
+    while skip_unsent(run_id) and time.monotonic() < until:
         pass
     stopped.refresh_from_db(using=database())
     return stopped
@@ -77,25 +77,25 @@ def stop(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
 
 @transaction_of(ParkedMessage)
 def _change_run(
-    run: int, actor: Actor, action: Action, states: tuple[RunState, ...], *, reason: str, changes: dict[str, Any]
+    run_id: int, actor: Actor, action: Action, states: tuple[RunState, ...], *, reason: str, changes: dict[str, Any]
 ) -> RequeueRun:
-    known = locked_run(run)
+    known = locked_run(run_id)
     if known is None:
-        raise NothingChosen(_("There is no requeue run %(run)s.") % {"run": run})
+        raise NothingChosen(_("There is no requeue run %(run)s.") % {"run": run_id})
     if known.state not in states:
         text = _("Nothing was changed. Requeue run %(run)s has another state now: %(state)s.")
-        raise Outdated(text % {"run": run, "state": known.get_state_display()})
+        raise Outdated(text % {"run": run_id, "state": known.get_state_display()})
     before = {name: getattr(known, name) for name in changes if name in ("rate", "state", "canary")}
     if changes.get("canary_since"):
         # A driver that was killed could not note the time. What it had sent is no later than now.
         lost = known.items.using(database()).filter(sent_at=None).exclude(state__in=UNSENT)
         lost.update(sent_at=changes["canary_since"])
-    RequeueRun.objects.using(database()).filter(pk=run).update(**changes)
+    RequeueRun.objects.using(database()).filter(pk=run_id).update(**changes)
     if action == Action.STOP and known.listing:
         known.end_listing()
         known.save(using=database(), update_fields=["listing_limit", "total"])
     after = {name: changes[name] for name in before}
     counted = known.unsent
-    log_action(actor, action, reason=reason, run=run, count=counted, facts={"before": before, "after": after})
+    log_action(actor, action, reason=reason, run=run_id, count=counted, facts={"before": before, "after": after})
     known.refresh_from_db(using=database())
     return known

@@ -104,19 +104,19 @@ def as_data(message: ParkedMessage, payload: Payload = Payload.NONE) -> dict[str
     return {**data, **{f"{name}_base64": base64.b64encode(value).decode() for name, value in whole.items()}}
 
 
-def run_lines(run: int, actor: Actor, *, allowed: Allowed | None = None) -> Iterator[str]:
+def run_lines(run_id: int, actor: Actor, *, allowed: Allowed | None = None) -> Iterator[str]:
     """Return the result of each message of a run, as the lines of a table."""
-    items = RequeueItem.objects.filter(run=run).order_by("place").select_related("message").defer(*HEAVY)
-    log_action(actor, Action.EXPORT, run=run, count=items.count(), facts={"form": "csv"})
+    items = RequeueItem.objects.filter(run=run_id).order_by("place").select_related("message").defer(*HEAVY)
+    log_action(actor, Action.EXPORT, run=run_id, count=items.count(), facts={"form": "csv"})
     head = ("place", "id", "business_key", "message_id", "queue", "state", "skip_code", "error", "sent_at", "ended_at")
     shown = (one for one in items.iterator(chunk_size=1000) if allowed is None or not allowed(one.message))
     return csv_lines(head, map(_result, shown))
 
 
-def early_lines(run: int, actor: Actor, *, named: bool = True) -> Iterator[str]:
+def early_lines(run_id: int, actor: Actor, *, named: bool = True) -> Iterator[str]:
     """Return the same for a run that sends retries before they are due; without their names unless ``named``."""
-    rows = EarlyRetry.objects.filter(run=run).order_by("pk")
-    log_action(actor, Action.EXPORT, run=run, count=rows.count(), facts={"form": "csv"})
+    rows = EarlyRetry.objects.filter(run=run_id).order_by("pk")
+    log_action(actor, Action.EXPORT, run=run_id, count=rows.count(), facts={"form": "csv"})
     head = ("message", "state", "sent_at", "ended_at")
     cells = ([one.shown if named else "", one.state, *map(_plain, (one.sent_at, one.ended_at))] for one in rows)
     return csv_lines(head, cells)
