@@ -35,11 +35,11 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.parked.claims import sent_by_others
 from django_rmq_retry.parked.database import database
-from django_rmq_retry.parked.drive import drive
 from django_rmq_retry.parked.key_lists import keys_of, unmatched
 from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import has_own_rules
 from django_rmq_retry.parked.pace import measured_rate, seconds_left
+from django_rmq_retry.parked.run_steps import send_run
 from django_rmq_retry.parked.selection import EXCEPT
 from django_rmq_retry.recurring import thread_name
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, counted, rmq_minute, rmq_span, run_badge, run_outcome
@@ -125,7 +125,7 @@ class RequeueRunAdmin(Pages):
         steering.run_of(str(pk))
         # A click waits until the slice is sent; the page shows the outcomes at the next request.
         seconds = SLICE_SECONDS if scripted else CLICK_SECONDS
-        run = drive(pk, thread_name("page"), for_seconds=seconds, outcomes=scripted)
+        run = send_run(pk, thread_name("page"), for_seconds=seconds, outcomes=scripted)
         return self._shown(request, run) if scripted else HttpResponseRedirect(self.address("requeuerun_change", pk))
 
     def _shown(self, request: HttpRequest, run: RequeueRun) -> HttpResponse:

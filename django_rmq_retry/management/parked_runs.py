@@ -30,12 +30,12 @@ from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState, State
 from django_rmq_retry.models.runs import ACTIVE, MIN_OUTCOMES
 from django_rmq_retry.parked import steering
-from django_rmq_retry.parked.drive import Drive
 from django_rmq_retry.parked.findings import INCLUDABLE, MOST_QUEUES, RequeueFinding, RequeueReport, report
 from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, STOP_AT, RequeueOptions, checked_target
+from django_rmq_retry.parked.run_steps import RunSteps
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.transfer import early_lines, run_lines
 from django_rmq_retry.publishing import broker_connections
@@ -348,29 +348,29 @@ class Follower:
 
     def follow(self, *, wait: float) -> RequeueRun:
         """Follow the run until all messages have an outcome, at most ``wait`` seconds after the last one was sent."""
-        drive: Drive | None = None
+        steps: RunSteps | None = None
         waiting_since: float | None = None
         try:
             while True:
-                drive = drive or Drive(self._run_id, thread_name("rmq_parked"))
+                steps = steps or RunSteps(self._run_id, thread_name("rmq_parked"))
                 with self._whole():
-                    pause = drive.step()
+                    pause = steps.step()
                 run = RequeueRun.objects.get(pk=self._run_id)
                 self._show(run)
                 if run.state not in DRIVEN:
                     return run
                 if pause is None:
                     # A consumer drives the run. If that consumer dies, its lease expires and this process takes over.
-                    drive.end()
-                    drive = None
+                    steps.end()
+                    steps = None
                 if run.state == RunState.WAITING:
                     waiting_since = waiting_since or time.monotonic()
                     if time.monotonic() - waiting_since >= wait:
                         return run
                 time.sleep(POLL_SECONDS if pause is None else min(pause, POLL_SECONDS))
         finally:
-            if drive is not None:
-                drive.end()
+            if steps is not None:
+                steps.end()
             if self._terminal:
                 self._write("\r\x1b[K")
 

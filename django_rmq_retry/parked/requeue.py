@@ -13,13 +13,13 @@ from django_rmq_retry.models import Action, GatedAct, ParkedMessage, RequeueRun,
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import database, transaction_of
-from django_rmq_retry.parked.drive import drive
 from django_rmq_retry.parked.findings import RequeueTerms
 from django_rmq_retry.parked.four_eyes import Wish, require_second
 from django_rmq_retry.parked.items import freeze, lists_at_once, postpone
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Refused, lacks_reason
 from django_rmq_retry.parked.requeue_options import DEFAULT_OPTIONS, RequeueOptions
+from django_rmq_retry.parked.run_steps import send_run
 from django_rmq_retry.parked.selection import EXCEPT, Selection
 from django_rmq_retry.publishing import outbox
 from django_rmq_retry.recurring import thread_name
@@ -127,7 +127,7 @@ def requeue(
     run = start(Selection.of_ids(ids), actor, RequeueOptions(**{"rate": 100.0, **options}), reason=reason)
 
     def send() -> RequeueRun:
-        return drive(run.pk, thread_name("code"), for_seconds=wait, outcomes=False)
+        return send_run(run.pk, thread_name("code"), for_seconds=wait, outcomes=False)
 
     if outbox.current.open_transaction() is None:
         return send()

@@ -13,9 +13,9 @@ from django_rmq_retry.parked.actions import unhold_due
 from django_rmq_retry.parked.approvals import finish_left_discards
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import database, outage
-from django_rmq_retry.parked.drive import Drive
 from django_rmq_retry.parked.lease import TO_DRIVE
 from django_rmq_retry.parked.pace import SLICE_SECONDS
+from django_rmq_retry.parked.run_steps import RunSteps
 from django_rmq_retry.recurring import LastingFailures, Recurring, thread_name
 
 log = logging.getLogger("django_rmq_retry")
@@ -44,7 +44,7 @@ class RunDriver(Recurring):
         super().__init__("rmq-runs")
         self._around = around
         self._look, self._chores = look, chores
-        self._drives: dict[int, tuple[Drive, float]] = {}
+        self._steps: dict[int, tuple[RunSteps, float]] = {}
         self._look_at = self._chores_at = 0.0
         self._failures = LastingFailures()
 
@@ -54,10 +54,10 @@ class RunDriver(Recurring):
                 self._do_due()
         except Exception as error:  # noqa: BLE001 - the thread lives as long as its process
             self._complain(error)
-            self._drives.clear()
+            self._steps.clear()
             return self._look
         self._failures.ends()
-        nearest = min((at for _drive, at in self._drives.values()), default=float("inf"))
+        nearest = min((at for _one, at in self._steps.values()), default=float("inf"))
         return max(0.0, min(nearest, self._look_at) - time.monotonic())
 
     def _complain(self, error: Exception) -> None:
@@ -79,9 +79,9 @@ class RunDriver(Recurring):
             finish_left_discards()
         if now >= self._look_at:
             self._look_at = now + self._look
-            for run_id in undriven(MOST_RUNS - len(self._drives)):
-                self._drives.setdefault(run_id, (Drive(run_id, thread_name("rmq_consume")), now))
-        for run_id, (one, at) in list(self._drives.items()):
+            for run_id in undriven(MOST_RUNS - len(self._steps)):
+                self._steps.setdefault(run_id, (RunSteps(run_id, thread_name("rmq_consume")), now))
+        for run_id, (one, at) in list(self._steps.items()):
             if self.stopping.is_set():
                 return
             if time.monotonic() < at:
@@ -89,12 +89,12 @@ class RunDriver(Recurring):
             wait = one.step()
             if wait is None:
                 one.end()
-                del self._drives[run_id]
+                del self._steps[run_id]
             else:
-                self._drives[run_id] = one, time.monotonic() + max(wait, SLICE_SECONDS if one.waiting else 0.0)
+                self._steps[run_id] = one, time.monotonic() + max(wait, SLICE_SECONDS if one.waiting else 0.0)
 
     def at_end(self) -> None:
-        for one, _at in self._drives.values():
+        for one, _at in self._steps.values():
             try:
                 one.end()
             except Exception:

@@ -68,7 +68,7 @@ def test_ctrl_c_while_following_a_run_exits_with_130(monkeypatch: pytest.MonkeyP
     def interrupted(_drive: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("django_rmq_retry.management.parked_runs.Drive.step", interrupted)
+    monkeypatch.setattr("django_rmq_retry.management.parked_runs.RunSteps.step", interrupted)
 
     assert run("rmq_parked", "requeue-run", str(made.pk)).code == Exit.INTERRUPTED
 
@@ -85,7 +85,7 @@ def test_only_a_second_ctrl_c_aborts_messages_in_flight(
             signal.raise_signal(signal.SIGINT)
         done.append("noted")
 
-    monkeypatch.setattr("django_rmq_retry.management.parked_runs.Drive.step", step)
+    monkeypatch.setattr("django_rmq_retry.management.parked_runs.RunSteps.step", step)
     told = run("rmq_parked", "requeue-run", str(made.pk))
 
     assert (told.code, done) == (Exit.INTERRUPTED, noted)

@@ -16,10 +16,10 @@ from django_rmq_retry.messages.identity import attempt_identity
 from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.models import Attempt, EarlyRetry, OperatorAction, RequeueRun, RunState
 from django_rmq_retry.parked import early_runs, operators
-from django_rmq_retry.parked.drive import drive
 from django_rmq_retry.parked.early_sender import EarlySender
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue_options import RequeueOptions
+from django_rmq_retry.parked.run_steps import send_run
 from django_rmq_retry.policies.carriers import Hop
 from tests.amqp.declared import has
 from tests.commands.running import Exit, run
@@ -136,7 +136,7 @@ def test_a_run_that_is_paused_or_taken_over_while_its_driver_looks_sends_nothing
         return looking(sender, of)
 
     monkeypatch.setattr(EarlySender, "_taken", taken)
-    drive(one.pk, "driver", for_seconds=20, outcomes=False)
+    send_run(one.pk, "driver", for_seconds=20, outcomes=False)
 
     assert EarlyRetry.objects.count() == 0
     has(waiting, QUEUE, 0)

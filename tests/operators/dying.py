@@ -25,17 +25,17 @@ STEPS = {
     "in a note, records changed": ("claims._settle_items", "before"),
     "in a note, before its commit": ("claims._settle_items", "after"),
     "after a note": ("item_sender.store_results", "after"),
-    "at the end": ("drive.advance", "before"),
+    "at the end": ("run_steps.advance", "before"),
 }
 LISTING_STEPS = {
-    "before a part": ("drive.list_part", "before"),
+    "before a part": ("run_steps.list_part", "before"),
     "in a part, before its commit": ("items._insert", "after"),
-    "after a part": ("drive.list_part", "after"),
+    "after a part": ("run_steps.list_part", "after"),
 }
 LETTING_GO_STEPS = {
-    "before a part": ("drive.skip_unsent", "before"),
+    "before a part": ("run_steps.skip_unsent", "before"),
     "in a part, before its commit": ("items.locked_run", "after"),
-    "after a part": ("drive.skip_unsent", "after"),
+    "after a part": ("run_steps.skip_unsent", "after"),
 }
 DISCARDING_STEPS = {
     "in a slice, records changed": ("actions._note", "before"),
@@ -144,7 +144,7 @@ def approve(request: int) -> None:
 
 
 def send(run: int) -> None:
-    import_module("django_rmq_retry.parked.drive").drive(run, "doomed", outcomes=False)
+    import_module("django_rmq_retry.parked.run_steps").send_run(run, "doomed", outcomes=False)
 
 
 def doomed() -> Any:

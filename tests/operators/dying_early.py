@@ -47,7 +47,7 @@ def main(run: int, kind: str, step: str, nth: int) -> None:
     found: Any = import_module(module)
     found = getattr(found, owner) if owner else found
     setattr(found, name, dying(getattr(found, name), when, nth))
-    import_module("django_rmq_retry.parked.drive").drive(run, "doomed", outcomes=False)
+    import_module("django_rmq_retry.parked.run_steps").send_run(run, "doomed", outcomes=False)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import claim
 from django_rmq_retry.parked.copies import copy_for
 from django_rmq_retry.parked.database import database
-from django_rmq_retry.parked.drive import Drive, drive
 from django_rmq_retry.parked.groups import count_minutes, minute_of
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue_options import RequeueOptions
+from django_rmq_retry.parked.run_steps import RunSteps, send_run
 from django_rmq_retry.parked.selection import Selection
 
 ANN = Actor(name="ann", source="cli")
@@ -113,14 +113,14 @@ def stop_run(run: RequeueRun, by: Actor = ANN, **options: Any) -> RequeueRun:
     return steering.stop(run.pk, by, **options)
 
 
-def driver_of(run: RequeueRun, name: str = "test", **parts: Any) -> Drive:
+def driver_of(run: RequeueRun, name: str = "test", **parts: Any) -> RunSteps:
     """A driver of this run, which sends at each step what is due."""
-    return Drive(run.pk, name, **parts)
+    return RunSteps(run.pk, name, **parts)
 
 
 def drive_run(run: RequeueRun, driver: str = "test", *, outcomes: bool = False, **options: Any) -> RequeueRun:
     """Send a run to its end, by default without waiting for the outcomes of its copies."""
-    return drive(run.pk, driver, outcomes=outcomes, **options)
+    return send_run(run.pk, driver, outcomes=outcomes, **options)
 
 
 def list_in_parts(patch: pytest.MonkeyPatch, part: int, *, at_once: int, patience: float | None = None) -> None:

@@ -32,10 +32,10 @@ from django_rmq_retry.messages.identity import attempt_identity
 from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.models import Attempt, EarlyRetry, ItemState, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked import early_runs, steering
-from django_rmq_retry.parked.drive import Drive, drive
 from django_rmq_retry.parked.early_retries import RetryFilter, report
 from django_rmq_retry.parked.operators import Refused
 from django_rmq_retry.parked.requeue_options import RequeueOptions
+from django_rmq_retry.parked.run_steps import RunSteps, send_run
 from django_rmq_retry.parked.transfer import early_lines
 from django_rmq_retry.policies.carriers import Carrier, Hop
 from django_rmq_retry.publishing import broker_connections
@@ -147,12 +147,12 @@ def rejected(channel: BlockingChannel, name: str, body: bytes, attempts: int) ->
 
 
 def sent(run: RequeueRun, seconds: float = 20.0) -> RequeueRun:
-    return drive(run.pk, thread_name("test"), for_seconds=seconds, outcomes=False)
+    return send_run(run.pk, thread_name("test"), for_seconds=seconds, outcomes=False)
 
 
 def stepped(run: RequeueRun, most: int) -> int:
     """Drive a run until it has sent this many; return how many it has sent."""
-    driver = Drive(run.pk, thread_name("test"))
+    driver = RunSteps(run.pk, thread_name("test"))
     try:
         wait_until(lambda: driver.step() is None or RequeueRun.objects.get(pk=run.pk).sent >= most, what="the run")
     finally:
@@ -386,7 +386,7 @@ def test_what_became_of_each_retry_ends_the_run(made: Made, amqp: BlockingChanne
         row.pk, row.verdict, row.number, row.next_at = None, verdict, 3, None
         row.started_at = timezone.now()
         row.save()
-    run = drive(run.pk, thread_name("test"), for_seconds=10)
+    run = send_run(run.pk, thread_name("test"), for_seconds=10)
 
     assert (run.state, run.processed, run.failed) == (RunState.FINISHED, 1, 1)
     states = dict(EarlyRetry.objects.filter(run=run).values_list("shown", "state"))

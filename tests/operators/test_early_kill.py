@@ -20,8 +20,8 @@ from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.models import EarlyRetry, ItemState, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked import early_runs
-from django_rmq_retry.parked.drive import Drive, drive
 from django_rmq_retry.parked.requeue_options import RequeueOptions
+from django_rmq_retry.parked.run_steps import RunSteps, send_run
 from django_rmq_retry.policies.carriers import Hop
 from django_rmq_retry.recurring import thread_name
 from django_rmq_retry.testing import isolated_handlers
@@ -100,7 +100,7 @@ def test_a_killed_sender_loses_nothing_and_the_next_one_goes_on(
     RequeueRun.objects.update(leased_until=timezone.now() - timedelta(seconds=1))
     wait_until(lambda: ready(wired, WORK) + ready(wired, WAITING) >= len(NAMES), what="all are back")
 
-    run = drive(run.pk, thread_name("heir"), for_seconds=20, outcomes=False)
+    run = send_run(run.pk, thread_name("heir"), for_seconds=20, outcomes=False)
 
     found = names_in(wired, WORK) + names_in(wired, WAITING)
     assert set(found) == set(NAMES)
@@ -118,7 +118,7 @@ def test_a_broker_that_is_killed_and_restarted_pauses_the_run_and_loses_nothing(
             waiting(channel)
         private_node.flush()
         run = early_runs.start(WORK, ANN, RequeueOptions(rate=10, stop_at=None), count=len(NAMES))
-        driver = Drive(run.pk, thread_name("test"))
+        driver = RunSteps(run.pk, thread_name("test"))
         try:
             wait_until(lambda: driver.step() is not None and sent(run) >= 2, what="some are sent")
             private_node.kill()

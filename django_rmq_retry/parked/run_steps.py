@@ -73,8 +73,8 @@ def canary_wait(run: RequeueRun) -> tuple[RunWait | None, bool]:
     return RunWait.CANARY_WAITS, False
 
 
-class Drive:
-    """One driver of one run. ``step()`` does what is due now and returns when to call it again."""
+class RunSteps:
+    """The steps of one driver on one run. ``step()`` does what is due now and returns when to call it again."""
 
     def __init__(
         self, run_id: int, driver: str, *, seconds: float | None = None, clock: Clock = time.monotonic,
@@ -184,7 +184,7 @@ def _take_over(run: RequeueRun) -> None:
         run.refresh_from_db()
 
 
-def drive(
+def send_run(
     run_id: int,
     driver: str,
     *,
@@ -200,7 +200,7 @@ def drive(
     """
     ended = ended or threading.Event()
     until = float("inf") if for_seconds is None else clock() + for_seconds
-    one = Drive(run_id, driver, seconds=for_seconds, clock=clock)
+    one = RunSteps(run_id, driver, seconds=for_seconds, clock=clock)
     try:
         wait = one.step()
         while wait is not None and clock() < until and (outcomes or not one.waiting):
