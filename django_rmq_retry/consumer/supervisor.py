@@ -18,7 +18,6 @@ from django_rmq_retry.exit_codes import Exit
 
 log = logging.getLogger("django_rmq_retry")
 
-ENDED_AT_ONCE = 130
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 WORK_DONE = 74
@@ -56,7 +55,7 @@ def listen(stop: Callable[[str], None], *, at_once: Callable[[int], None] = os._
     def on_signal(number: int, _frame: FrameType | None) -> None:
         nonlocal requested
         if requested:
-            at_once(ENDED_AT_ONCE)
+            at_once(Exit.INTERRUPTED)
             return
         requested = True
         name = signal.Signals(number).name
@@ -265,4 +264,4 @@ class Supervisor:
                 os.kill(child.pid, number)
 
     def _code(self) -> int:
-        return ENDED_AT_ONCE if self._signals > 1 else self._worst
+        return Exit.INTERRUPTED if self._signals > 1 else self._worst
