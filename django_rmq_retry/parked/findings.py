@@ -147,9 +147,7 @@ def report(selection: Selection, terms: RequeueTerms | None = None) -> RequeueRe
     known = conditions(selection, terms)
     objections = _objections(known, terms)
     shown = {**known, "edited": Q(version__gt=1)}
-    refused = Q()
-    for _code, condition in objections:
-        refused |= condition
+    refused = _refused(objections)
     several = selection.group is None and (selection.named or GROUPED.intersection(selection.filter))
     totals = _totals(rows, refused, shown, by=("queue", "group") if several else ("queue",))
     keys, shared = duplicates(rows.exclude(refused), totals.sums["sendable"])
@@ -236,9 +234,7 @@ def sends_any(group: int) -> bool:
     """
     parked = {"group": group, "state": [State.PARKED.value]}
     selection = Selection(filter=parked, as_of=database_clock.now(database()), count=0)
-    refused = Q()
-    for _code, condition in reasons(selection, RequeueTerms()):
-        refused |= condition
+    refused = _refused(reasons(selection, RequeueTerms()))
     rows = ParkedMessage.objects.using(database()).filter(group=group, state=State.PARKED)
     left_out = Case(When(refused, then=Value(1)), default=Value(0), output_field=IntegerField())
     latest = rows.order_by("-parked_at", "-pk").annotate(left_out=left_out).values_list("left_out", flat=True)
@@ -247,9 +243,7 @@ def sends_any(group: int) -> bool:
 
 def first_sendable(selection: Selection, terms: RequeueTerms) -> int | None:
     """Return the oldest message that a requeue of the selection would send; None if it would send none."""
-    refused = Q()
-    for _code, condition in reasons(selection, terms):
-        refused |= condition
+    refused = _refused(reasons(selection, terms))
     rows = selection.queryset().exclude(refused).order_by("parked_at", "pk")
     return rows.values_list("pk", flat=True).first()
 
@@ -263,6 +257,14 @@ def _objections(known: Mapping[str, Q], terms: RequeueTerms) -> list[tuple[ItemR
     sent = {*terms.include, *(["permanent"] if terms.confirmed_permanent else [])} & {*INCLUDABLE}
     left_out = [name for name in FINDING_TEXTS if name in known and name in ItemReason.values and name not in sent]
     return [(ItemReason(name), known[name]) for name in left_out]
+
+
+def _refused(objections: Sequence[tuple[ItemReason, Q]]) -> Q:
+    """Return the condition of the messages to which there is an objection; it is empty if there is none."""
+    refused = Q()
+    for _code, condition in objections:
+        refused |= condition
+    return refused
 
 
 def older_than(moment: datetime) -> Q:
