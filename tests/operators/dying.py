@@ -58,7 +58,7 @@ APPROVING_STEPS = {
     "after the commit": ("approvals._decide", "after"),
 }
 SLICE_STEPS = {
-    "in a slice, before its commit": ("approvals.change_slice", "after"),
+    "in a slice, before its commit": ("gated_acts.change_slice", "after"),
     "after a slice": ("approvals._next_slice", "after"),
 }
 KINDS = {
