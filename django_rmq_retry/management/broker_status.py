@@ -118,7 +118,7 @@ def _words(seen: BrokerStatus, row: Judged, condition: Condition) -> str:
             return f"! {row.remark}"
         case Condition.RETRYING:
             return "! retrying"
-    return "? unknown" if condition is Condition.UNKNOWN else "ok"
+    return "-" if condition is Condition.UNKNOWN else "ok"
 
 
 def is_quiet(seen: BrokerStatus, row: Judged) -> bool:

@@ -164,6 +164,7 @@ def test_messages_that_another_run_had_sent_are_not_said_to_have_changed(page: C
     mine = requeue_run(messages, reason="mine")
     others = requeue_run(messages[:2], reason="theirs")
     wait_until(lambda: drive_run(others, for_seconds=0.5).sent == 2, what="theirs is sent")
+    wait_until(lambda: drive_run(mine, for_seconds=0.5).skipped == 2, what="what was sent before is left out")
     wait_until(lambda: drive_run(mine, for_seconds=0.5).sent == 1, what="the rest is sent")
     text = shown(page, mine)
 
