@@ -33,6 +33,8 @@ class QuarantineTurns:
         """The lines whose number of messages the broker has not reported yet."""
         self._turn: OpenLine | None = None
         self._since = 0.0
+        self._found_empty = False
+        """True if the last look found the queue of this turn empty."""
         self._timer: Timer | None = None
 
     def join(self, line: OpenLine) -> None:
@@ -58,9 +60,11 @@ class QuarantineTurns:
                 self._ask(line)
         elif turn.in_flight <= 0:
             self._ask(turn)
-        elif not turn.retired and len(self._lines) > 1 and time.monotonic() - self._since > LONGEST_TURN_SECONDS:
-            # Its turn lasts until the message in flight is settled, and no further one is delivered.
-            self._ended(turn)
+        else:
+            self._found_empty = False
+            if not turn.retired and len(self._lines) > 1 and time.monotonic() - self._since > LONGEST_TURN_SECONDS:
+                # Its turn lasts until the message in flight is settled, and no further one is delivered.
+                self._ended(turn)
         if self._lines or self._turn is not None:
             self._tick_in(TURN_LOOK_SECONDS)
 
@@ -75,8 +79,11 @@ class QuarantineTurns:
             return
         self._exists(line)
         if ready and self._turn is None:
-            self._turn, self._since = line, time.monotonic()
+            self._turn, self._since, self._found_empty = line, time.monotonic(), False
             line.subscribe()
-        elif not ready and self._turn is line and line.in_flight <= 0:
-            self._turn = None
-            self._ended(line)
+        elif self._turn is line and line.in_flight <= 0:
+            # A message that is on its way is not ready either: it would return, and count as one that was tried.
+            if not ready and self._found_empty:
+                self._turn = None
+                self._ended(line)
+            self._found_empty = not ready

@@ -132,6 +132,27 @@ def test_a_quarantine_queue_that_never_empties_ends_its_turn_in_time(monkeypatch
     assert other.subscribed
 
 
+def test_a_turn_does_not_end_while_its_message_is_on_its_way() -> None:
+    line = FakeLine(ready=1)
+    _made, loop, over = turns(line)
+    loop.tick()
+    line.answer()
+    # The broker has sent the message, which is neither ready nor here.
+    line.ready = 0
+    loop.tick()
+    line.answer()
+    assert over == []
+    line.in_flight = 1
+    loop.tick()
+    line.in_flight = 0
+    for _ in range(2):
+        assert over == []
+        loop.tick()
+        line.answer()
+
+    assert over == [line]
+
+
 def test_the_first_quarantine_turn_is_random() -> None:
     firsts = set()
     for _ in range(60):

@@ -10,7 +10,7 @@ from django.db import OperationalError, connection
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.health import facts
+from django_rmq_retry.health import facts, time_limit
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, QueueControl, State
 from tests.commands.running import Exit, Ran, Terminal, run
 from tests.operators.made import group, record, requeue_run
@@ -219,7 +219,7 @@ class TestDatabase:
 
 def test_an_unresponsive_database_is_given_up_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
-    monkeypatch.setattr(facts, "only", lambda _alias: False)
+    monkeypatch.setattr(time_limit, "alone_sees_its_data", lambda _alias: False)
     monkeypatch.setattr(facts, "survey", lambda: over.wait(30))
     ran = run("rmq_status", "--check", "--timeout", "0.5")
     over.set()
