@@ -42,7 +42,7 @@ from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import Origin, grows, origins_of, parked_lately
 from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.outcomes import minute
-from django_rmq_retry.parked.selection import EXCEPT, FIELDS, LISTED, group_numbers
+from django_rmq_retry.parked.selection import EXCEPT, FIELDS, LISTED, group_numbers, worth_saying
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, counted, name, rmq_ago, visible
 from django_rmq_retry.topology.declarations import Role
 
@@ -106,9 +106,7 @@ def selection_text(selection: Mapping[str, Any], otherwise: str = "", *, causes:
 
     That the messages are parked is not said. Without ``causes`` the error groups are not named: the page does.
     """
-    words = dict(selection.get("filter") or {})
-    if len(words) > 1 and words.get("state") in ([State.PARKED], State.PARKED):
-        del words["state"]
+    words = worth_saying(selection.get("filter") or {})
     if not causes and "group" in words:
         del words["group"]
         otherwise = ""

@@ -53,6 +53,11 @@ class RequeueOptions:
     def guard(self) -> float | None:
         return None if self.stop_at is None or self.stop_at >= GUARD_OFF else self.stop_at
 
+    @property
+    def limit_shown(self) -> float:
+        """The limit of the guard in a form, where it stands ready also while the guard is off."""
+        return STOP_AT if self.stop_at is None else self.stop_at
+
     def facts(self) -> dict[str, Any]:
         """Return the options as JSON values."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}

@@ -439,10 +439,13 @@ class Selection:
     def description(self) -> str:
         """A short text for the audit log, with the causes of error groups. That the messages are parked is not said."""
         some = [", ".join(f"#{pk}" for pk in sorted(self.revisions)[:10])] if self.named else []
-        words = dict(self.filter)
-        if len(words) > 1 and words.get("state") in ([State.PARKED], State.PARKED):
-            del words["state"]
-        return " · ".join([*some, *(_described(name, value) for name, value in words.items())])
+        return " · ".join([*some, *(_described(name, value) for name, value in worth_saying(self.filter).items())])
+
+
+def worth_saying(filters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the filters of a selection without that of the state, if it only says that the messages are parked."""
+    parked = len(filters) > 1 and filters.get("state") in ([State.PARKED], State.PARKED)
+    return {name: value for name, value in filters.items() if not (parked and name == "state")}
 
 
 def _described(name: str, value: Any) -> str:
