@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
+from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
+from django_rmq_retry import database_clock
 from django_rmq_retry.admin.choice import MOST_KEYS_SHOWN, seen_by
 from django_rmq_retry.admin.pages import Button, Pages, migrated, needs, refusal
-from django_rmq_retry.models import KeyList, State
+from django_rmq_retry.attempts.history import waiting
+from django_rmq_retry.health.facts import MOST_SURVEYED_MESSAGES
+from django_rmq_retry.models import Attempt, KeyList, State
 from django_rmq_retry.parked.key_lists import Lookup, list_filter, look_up, matches_of_list, store
 from django_rmq_retry.parked.key_text import MOST_KEYS, parse, text_of_keys
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -78,6 +82,7 @@ def _answer(pages: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) 
             (key, some[:MOST_MATCHES_SHOWN], len(some) - MOST_MATCHES_SHOWN) for key, some in matches_of(lookup.several)
         ],
         "missing": text_of_keys(lookup.missing),
+        "retrying": _retrying() if lookup.missing and not refusal(request, "view_status") else 0,
         "alike": list(lookup.alike.items())[:MOST_KEYS_SHOWN],
         "further": matches_of(lookup.further),
         "otherwise": [(key, some[:MOST_MATCHES_SHOWN]) for key, some in lookup.otherwise.items()][:MOST_KEYS_SHOWN],
@@ -91,6 +96,12 @@ def _answer(pages: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) 
         "rest": text_of_keys(rest) if twice and any(lookup.matches.get(key) for key in rest) else "",
         "buttons": _buttons(pages, request, known, held=held, unsure=bool(twice)),
     }
+
+
+def _retrying() -> int:
+    """Return how many messages wait for a retry, up to a limit: their business keys are not known yet."""
+    now = database_clock.now(router.db_for_read(Attempt))
+    return waiting(now).order_by()[:MOST_SURVEYED_MESSAGES].count()
 
 
 def _states(*, held: bool) -> list[str]:

@@ -33,6 +33,7 @@ from django_rmq_retry.models import (
     RunState,
     RunWait,
 )
+from django_rmq_retry.models.runs import MIN_OUTCOMES
 from django_rmq_retry.parked.claims import sent_by_others
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.key_lists import keys_of, unmatched
@@ -157,6 +158,8 @@ class RequeueRunAdmin(Pages):
             others_send=bool(seen.unreachable) and not away,
             badge=run_badge(run, unreachable=away),
             state=run_outcome(run, unreachable=away)[1],
+            # What a stopped run did not send is no progress of it.
+            done=run.sent + run.unconfirmed + (0 if run.state == RunState.STOPPED else run.skipped),
             pace=measured_rate(run),
             left=None if away else seconds_left(run),
             guard=_guard(run),
@@ -268,13 +271,16 @@ def _guard(run: RequeueRun) -> str:
     """Return a sentence with the guard's limit and its present count."""
     if run.stop_at is None:
         return _("guard off: the requeue run continues however many messages fail again")
-    most = {"most": floatformat(run.stop_at)}
+    most = {"most": floatformat(run.stop_at), "least": MIN_OUTCOMES}
     ended, failed = run.guarded_outcomes
-    text = _("guard: pauses when more than %(most)s %% fail again") % most
+    text = _("guard: pauses when more than %(most)s %% of at least %(least)d fail again") % most
     if failed and failed * 100 < ended:
-        text = _("less than 1 %% failed again (guard: pauses above %(most)s %%)") % most
+        text = _("less than 1 %% failed again (guard: pauses above %(most)s %%, from %(least)d outcomes on)") % most
     elif ended:
         share = {"share": round(100 * failed / ended)}
-        text = _("%(share)d %% failed again (guard: pauses above %(most)s %%)") % {**share, **most}
+        text = _("%(share)d %% failed again (guard: pauses above %(most)s %%, from %(least)d outcomes on)") % {
+            **share,
+            **most,
+        }
     counted = _("counted since it was resumed")
     return f"{text} · {counted}" if run.spared_failed else text

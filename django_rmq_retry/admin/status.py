@@ -96,7 +96,9 @@ class Need:
             return cls(problem=problem)
         one = OF_ONE.get(page) if problem.subject else None
         target, where = (one, (problem.subject,)) if one else (TARGETS[page], ())
-        shown = [(target, where), *([(TARGETS[ActingPage.KEYS], ())] if problem.values.get("behind") else [])]
+        run, behind = problem.values.get("run"), problem.values.get("behind")
+        sending = [(OF_ONE[ActingPage.RUN], (run,))] if run else []
+        shown = [(target, where), *sending, *([(TARGETS[ActingPage.KEYS], ())] if behind else [])]
         buttons = [
             Button(
                 label=str(target.label),

@@ -297,6 +297,7 @@ def in_outbox(outbox: PendingRows, now: datetime, limits: Limits) -> Iterator[Pr
 
 def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
     parked, now, most = survey.parked, survey.at, limits.parked_age
+    sending = [run for run in survey.runs if run.state in (RunState.PLANNED, RunState.RUNNING) and not run.retries_of]
     if parked.count and parked.oldest is not None:
         late = most is not None and now - parked.oldest > most
         many = limits.max_parked is None and parked.count >= PARKED_TOO_MANY
@@ -309,6 +310,8 @@ def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
                 **_waited(now - parked.oldest, most or PARKED_TOO_LONG),
                 "cause": _caused(survey),
                 "behind": _behind(survey.blocked),
+                "sending": _sent_by(sending),
+                "run": str(sending[-1].pk) if sending else "",
                 "many": PARKED_TOO_MANY,
             },
         )
@@ -345,6 +348,19 @@ def _behind(blocked: BlockedCounts) -> str:
         "%(number)s more waits behind blocked keys.", "%(number)s more wait behind blocked keys.", blocked.messages
     )
     return f" {text % {'number': number(blocked.messages)}}"
+
+
+def _sent_by(runs: Sequence[RequeueRun]) -> str:
+    """Return a sentence on the runs that send parked messages at present; empty if none does."""
+    if not runs:
+        return ""
+    text = ngettext(
+        "Requeue run %(runs)s is to send %(number)s of them.",
+        "Requeue runs %(runs)s are to send %(number)s of them.",
+        len(runs),
+    )
+    unsent = number(sum(run.unsent for run in runs))
+    return f" {text % {'runs': listed(str(run.pk) for run in runs), 'number': unsent}}"
 
 
 def growth(newest: int, last_new: datetime | None, now: datetime) -> str:

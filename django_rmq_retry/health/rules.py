@@ -251,7 +251,7 @@ class Code(Enum):
     )
     PARKED_MANY = _error(Area.PARKED)(
         line="%(messages)s parked, and %(many)d are too many",
-        text=_("%(messages)s parked%(cause)s, the oldest %(span)s ago.%(behind)s"),
+        text=_("%(messages)s parked%(cause)s, the oldest %(span)s ago.%(sending)s%(behind)s"),
         why=_("Each waits for an operator, and so many at once have a cause that somebody has to find."),
         fix="manage.py rmq_parked groups, then manage.py rmq_parked requeue --group N --canary",
         page=ActingPage.GROUPS,

@@ -16,7 +16,7 @@ from django_rmq_retry.admin.groups import ErrorGroupAdmin
 from django_rmq_retry.admin.status import LiveStatusAdmin
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.health import facts
-from django_rmq_retry.models import Action, ErrorGroup, LiveStatus, QueueControl, State
+from django_rmq_retry.models import Action, ErrorGroup, LiveStatus, QueueControl, RequeueRun, State
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
@@ -161,6 +161,19 @@ def test_messages_behind_blocked_keys_are_named_beside_the_parked_ones(page: Cli
 
     assert "7 more wait behind blocked keys." in Page(told).text
     assert Page(told).links["Blocked keys"] == f"{ADMIN}blockedkey/"
+
+
+def test_parked_messages_that_a_run_is_to_send_are_named_with_it(page: Client) -> None:
+    made.message()
+    made.message()
+    runs = [
+        RequeueRun.objects.create(by="ann", created_at=timezone.now(), rate=20, total=total, sent=1, state=state)
+        for total, state in ((3, "running"), (9, "paused"), (9, "finished"))
+    ]
+    told = page.get(f"{ADMIN}livestatus/")
+
+    assert f"Requeue run {runs[0].pk} is to send 2 of them." in Page(told).text
+    assert f'href="{ADMIN}requeuerun/{runs[0].pk}/change/"' in told.content.decode()
 
 
 def test_without_any_action_the_live_status_says_so(page: Client) -> None:

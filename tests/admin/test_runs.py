@@ -36,25 +36,40 @@ def shown(client: Client, run: RequeueRun, *, part: bool = False) -> str:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"stop_at": 20}, "guard: pauses when more than 20 % fail again"),
+        ({"stop_at": 20}, "guard: pauses when more than 20 % of at least 5 fail again"),
         (
             {"stop_at": None, "max_depth": 1000},
             "guard off: the requeue run continues however many messages fail again · waits while the queue",
         ),
-        ({"stop_at": 20, "failed": 1, "processed": 3}, "25 % failed again (guard: pauses above 20 %)"),
-        ({"stop_at": 20, "failed": 1, "processed": 594}, "less than 1 % failed again (guard: pauses above 20 %)"),
+        (
+            {"stop_at": 20, "failed": 1, "processed": 3},
+            "25 % failed again (guard: pauses above 20 %, from 5 outcomes on)",
+        ),
+        (
+            {"stop_at": 20, "failed": 1, "processed": 594},
+            "less than 1 % failed again (guard: pauses above 20 %, from 5 outcomes on)",
+        ),
         (
             {"stop_at": 20, "failed": 5, "spared_failed": 5, "spared_processed": 0},
-            "guard: pauses when more than 20 % fail again · counted since it was resumed",
+            "guard: pauses when more than 20 % of at least 5 fail again · counted since it was resumed",
         ),
         (
             {"stop_at": 20, "failed": 6, "processed": 10, "spared_failed": 5, "spared_processed": 9},
-            "50 % failed again (guard: pauses above 20 %) · counted since it was resumed",
+            "50 % failed again (guard: pauses above 20 %, from 5 outcomes on) · counted since it was resumed",
         ),
     ],
 )
 def test_the_run_page_explains_its_guard(page: Client, fields: dict[str, Any], said: str) -> None:
     assert said in shown(page, run_of(**fields))
+
+
+@pytest.mark.parametrize(("state", "filled"), [("stopped", 4), ("running", 9)])
+def test_the_bar_of_a_stopped_run_has_only_what_it_sent(page: Client, state: str, filled: int) -> None:
+    run = run_of(state=state, sent=3, unconfirmed=1, skipped=5)
+    found = re.search(r'<progress max="9" value="(\d+)"', page.get(f"{RUNS}{run.pk}/change/").content.decode())
+
+    assert found is not None
+    assert int(found[1]) == filled
 
 
 def test_the_live_part_of_a_run_shows_an_outage(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
