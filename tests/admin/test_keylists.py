@@ -445,7 +445,7 @@ def test_a_correlation_id_or_number_in_the_list_is_not_just_not_found(page: Clie
 def test_a_key_that_is_not_found_may_belong_to_a_message_that_waits_for_a_retry(page: Client) -> None:
     now = timezone.now()
     for name in ("one", "two"):
-        waits = {"identity": name, "at": now, "next_at": now + timedelta(minutes=3)}
+        waits: dict[str, Any] = {"identity": name, "at": now, "next_at": now + timedelta(minutes=3)}
         made.attempt(made.message(business_key=f"PAY-{name}"), 1, **waits)
     said = "2 messages wait for a retry and may have some of these keys."
 
