@@ -33,12 +33,12 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import reason_text
+from django_rmq_retry.models.runs import STILL_TO_SEND
 from django_rmq_retry.ordering.keys import blocked_by
 from django_rmq_retry.parked.audit import acts_on, log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import editable
 from django_rmq_retry.parked.findings import still_permanent
-from django_rmq_retry.parked.items import UNSENT
 from django_rmq_retry.parked.links import message_links
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outcomes import DECIDED_BY, erased, outcome
@@ -176,7 +176,7 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
         buttons=_buttons(pages, request, message),
         first_failed=_first_failed(message, neighbours.pop("first"), neighbours.pop("lasted")),
         copies=message.copies - max(message.parked_cycle, 1) + 1,
-        waits_in=[item.run for item in history["items"] if item.state in UNSENT and item.run.active],
+        waits_in=[item.run for item in history["items"] if item.state in STILL_TO_SEND and item.run.active],
         edited_since=_edited_since(message, acts),
         restored=_restored(message, acts),
         asked_for=labels.asked_for(ParkedMessage.objects.filter(pk=message.pk)) if message.open else (),

@@ -249,6 +249,20 @@ class ItemState(models.TextChoices):
     UNCONFIRMED = "unconfirmed", _("Not confirmed")
 
 
+NOTHING_SENT = (ItemState.PENDING, ItemState.SKIPPED)
+"""States of messages of which no copy was sent."""
+STILL_TO_SEND = (ItemState.PENDING, ItemState.CLAIMED)
+"""States of messages that the run has to send, or is just sending."""
+UNDATED = (*STILL_TO_SEND, ItemState.SKIPPED)
+"""States of messages that were not sent, or of which a driver will still note when."""
+MAY_BE_DELIVERED = (ItemState.CLAIMED, ItemState.SENT, ItemState.UNCONFIRMED)
+"""States of messages of which a copy may have been delivered, and whose outcome is not known."""
+NOT_ENDED = (*STILL_TO_SEND, ItemState.SENT)
+"""States of messages that keep their run active."""
+RUN_COUNTERS = ("sent", "processed", "failed", "skipped", "unconfirmed")
+"""The columns of a run that count its messages. Three have the names of states: processed, failed and unconfirmed."""
+
+
 class RequeueItem(models.Model):
     """One message of a requeue run, as it was when the requeue run was started."""
 

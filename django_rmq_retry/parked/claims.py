@@ -31,6 +31,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import OPEN, OriginKey, reduced
+from django_rmq_retry.models.runs import MAY_BE_DELIVERED
 from django_rmq_retry.parked.database import (
     NOT_HELD,
     database,
@@ -50,14 +51,12 @@ Prepare = Callable[[RequeueRun, ParkedMessage], Message | ItemReason]
 """Returns the copy to send, or the reason why the message cannot be sent."""
 
 IN_FLIGHT = (State.REQUEUEING, State.REQUEUED)
-SENT = (ItemState.CLAIMED, ItemState.SENT, ItemState.UNCONFIRMED)
 RESTORED = ("state", "unconfirmed", "requeued_at", "requeued_by")
 """The columns of a record that return to their values before the claim if nothing was sent."""
 NOT_WAITING: Mapping[str, Any] = {"claimed_until": None, **NOT_HELD}
 """The columns of a record that is neither being sent nor on hold."""
 UNCONFIRMED: Mapping[str, Any] = {**NOT_WAITING, "unconfirmed": True}
 """The columns of a record whose copy may have been delivered. Only an operator may send it again."""
-COUNTED = {ItemState.FAILED: "failed", ItemState.UNCONFIRMED: "unconfirmed"}
 FAILURES: Mapping[Outcome, tuple[ItemReason, bool]] = {
     Outcome.RETURNED: (ItemReason.UNROUTABLE, True),
     Outcome.NACKED: (ItemReason.QUEUE_FULL, False),
@@ -299,7 +298,7 @@ def succeeded(ticket: Ticket, at: datetime) -> None:
             rows = ParkedMessage.objects.using(database()).filter(pk=record.pk)
             rows.update(succeeded_at=at, revision=F("revision") + 1)
         # An item that failed in a run stays failed, unless this success closes the record.
-        _end_items(ticket, ItemState.PROCESSED, at, of=(*SENT, ItemState.FAILED) if closes else SENT)
+        _end_items(ticket, ItemState.PROCESSED, at, of=(*MAY_BE_DELIVERED, ItemState.FAILED) if closes else MAY_BE_DELIVERED)
 
 
 def handled_elsewhere(pk: int, handled_at: datetime) -> bool:
@@ -322,7 +321,7 @@ def failed(ticket: Ticket, at: datetime, *, error: str, text: str) -> None:
             failure = {"parked_at": at, "error": error, "error_text": text, "detail": "", "unconfirmed": False}
             move([record], State.PARKED, claimed_until=None, **failure)
             ErrorGroup.objects.filter(pk=record.group_id).update(failed_again=F("failed_again") + 1)
-        _end_items(ticket, ItemState.FAILED, at, of=SENT)
+        _end_items(ticket, ItemState.FAILED, at, of=MAY_BE_DELIVERED)
 
 
 def _closes(record: ParkedMessage, at: datetime) -> bool:
@@ -355,9 +354,9 @@ def _end_items(ticket: Ticket, state: ItemState, at: datetime, *, of: tuple[Item
 
 def _counters(before: ItemState, after: ItemState) -> dict[str, Any]:
     """Return a run's counter changes for one item; ``sent`` counts items that were confirmed or have an outcome."""
-    changes: dict[str, Any] = {COUNTED.get(after, "processed"): F(COUNTED.get(after, "processed")) + 1}
-    if before in COUNTED:
-        changes[COUNTED[before]] = reduced(COUNTED[before])
+    changes: dict[str, Any] = {after.value: F(after.value) + 1}
+    if before in (ItemState.FAILED, ItemState.UNCONFIRMED):
+        changes[before.value] = reduced(before.value)
     if before in (ItemState.CLAIMED, ItemState.UNCONFIRMED):
         changes["sent"] = F("sent") + 1
     return changes

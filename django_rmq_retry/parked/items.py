@@ -42,7 +42,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import behind
-from django_rmq_retry.models.runs import ACTIVE
+from django_rmq_retry.models.runs import ACTIVE, RUN_COUNTERS, STILL_TO_SEND
 from django_rmq_retry.parked.database import database, locked_run, transaction_of
 from django_rmq_retry.parked.findings import RequeueTerms, reasons
 from django_rmq_retry.parked.lease import run_of_driver
@@ -60,10 +60,8 @@ OUTCOME_LIMIT = timedelta(hours=1)
 Capacity = Callable[[str], int]
 """Returns the number of messages that a queue may receive now."""
 
-UNSENT = (ItemState.PENDING, ItemState.CLAIMED)
 PART_ITEMS = 2000
 """Items per transaction."""
-COUNTED = ("sent", "processed", "failed", "skipped", "unconfirmed")
 COLUMNS = ("run", "message", "place", "revision", "state", "cycle", "skip_code", "ended_at")
 LISTED_AT_ONCE = 500
 """Largest number of messages whose items are written when the run is started."""
@@ -163,7 +161,7 @@ def _with_unsent(run: RequeueRun, groups: Iterable[int]) -> list[int]:
 def under_way(rows: Rows) -> list[tuple[RequeueRun, int]]:
     """Return the active runs that have not sent some of these messages, each with their number."""
     active = list(RequeueRun.objects.using(database()).filter(state__in=ACTIVE).order_by("pk"))
-    unsent = RequeueItem.objects.using(database()).filter(state__in=UNSENT)
+    unsent = RequeueItem.objects.using(database()).filter(state__in=STILL_TO_SEND)
     found = []
     for run in active:
         # A run that is not listed yet has no items for its rest.
@@ -178,7 +176,7 @@ def under_way(rows: Rows) -> list[tuple[RequeueRun, int]]:
 def counted_elsewhere(run: RequeueRun, *, most: int) -> int:
     """Return how many of the next unsent messages an earlier active run has too, or were sent or changed meanwhile."""
     items = RequeueItem.objects.using(database())
-    earlier = items.filter(run__lt=run.pk, run__state__in=ACTIVE, message=OuterRef("message"), state__in=UNSENT)
+    earlier = items.filter(run__lt=run.pk, run__state__in=ACTIVE, message=OuterRef("message"), state__in=STILL_TO_SEND)
     rows = pending(run.pk).annotate(both=Exists(earlier), now=F("message__revision"))[:most]
     return int(rows.aggregate(count=Count("pk", filter=Q(both=True) | ~Q(now=F("revision"))))["count"])
 
@@ -222,7 +220,7 @@ def advance(run_id: int, driver: str) -> str:
         known.finished_at, known.leased_until = now, None
     if known.state != before:
         count(known)
-    known.save(using=using, update_fields=[*COUNTED, "state", "wait", "finished_at", "leased_until"])
+    known.save(using=using, update_fields=[*RUN_COUNTERS, "state", "wait", "finished_at", "leased_until"])
     return known.state
 
 
@@ -249,7 +247,7 @@ def recount(run_id: int) -> None:
     known = locked_run(run_id)
     if known is not None:
         count(known)
-        known.save(using=database(), update_fields=COUNTED)
+        known.save(using=database(), update_fields=RUN_COUNTERS)
 
 
 def count(run: RequeueRun) -> None:
@@ -270,7 +268,7 @@ def freeze(run: RequeueRun, selection: Selection, terms: RequeueTerms) -> None:
     _insert(run, selection.queryset().order_by(), selection, terms)
     run.total = run.items.count()
     count(run)
-    run.save(update_fields=["total", *COUNTED])
+    run.save(update_fields=["total", *RUN_COUNTERS])
 
 
 def postpone(run: RequeueRun, selection: Selection, _terms: RequeueTerms) -> None:

@@ -10,9 +10,9 @@ from django.db.models import Exists, OuterRef, QuerySet
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.models import BusinessKey, ItemState, KeyList, ListedKey, ParkedMessage, RequeueItem, State
+from django_rmq_retry.models import BusinessKey, KeyList, ListedKey, ParkedMessage, RequeueItem, State
 from django_rmq_retry.models.parked import folded
-from django_rmq_retry.models.runs import ACTIVE
+from django_rmq_retry.models.runs import ACTIVE, NOT_ENDED
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import EXCEPT, LIST_USABLE, LISTED, number_in
@@ -23,7 +23,6 @@ MOST_FOUND = 50_000
 TIDIED_LISTS = 100
 """Largest number of unused lists that are deleted when a new one is stored."""
 insert = BulkInsert(ListedKey, ("list_id", "place", "value", "message"))
-UNSETTLED = (ItemState.PENDING, ItemState.CLAIMED, ItemState.SENT)
 
 Visible = Callable[[ParkedMessage], bool]
 """Returns True if the operator may see a message."""
@@ -334,7 +333,7 @@ def _found_among(listed: int, keys: Sequence[str], rows: "QuerySet[ParkedMessage
 def _matches(numbers: Sequence[int]) -> dict[int, KeyMatch]:
     names = {}
     for some in in_slices(numbers, KEYS_AT_ONCE):
-        items = RequeueItem.objects.using(database()).filter(message__in=some, state__in=UNSETTLED)
+        items = RequeueItem.objects.using(database()).filter(message__in=some, state__in=NOT_ENDED)
         runs = dict(items.filter(run__state__in=ACTIVE).order_by("pk").values_list("message", "run"))
         for pk, state, key, name in _rows(some).values_list("pk", "state", "business_key", "message_id"):
             shown = key or name or f"#{pk}"

@@ -12,7 +12,7 @@ from django.db.models import Q
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait
-from django_rmq_retry.models.runs import MIN_OUTCOMES
+from django_rmq_retry.models.runs import MIN_OUTCOMES, NOTHING_SENT
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.copies import timeout_for
 from django_rmq_retry.parked.database import database
@@ -56,8 +56,7 @@ def canary_wait(run: RequeueRun) -> tuple[RunWait | None, bool]:
     """Return why the rest waits for the canary, or None; and True if it has passed, or if only an operator helps."""
     if not run.awaits_canary:
         return None, run.canary
-    unsent = (ItemState.PENDING, ItemState.SKIPPED)
-    rows = run.parts.using(database()).exclude(state__in=unsent)
+    rows = run.parts.using(database()).exclude(state__in=NOTHING_SENT)
     if run.canary_since is not None:
         rows = rows.filter(Q(state=ItemState.CLAIMED) | Q(sent_at=None) | Q(sent_at__gt=run.canary_since))
     states = set(rows.values_list("state", flat=True)[:MIN_OUTCOMES])

@@ -8,8 +8,8 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, ItemState, ParkedMessage, RequeueRun, RunState, RunWait
-from django_rmq_retry.models.runs import ACTIVE
+from django_rmq_retry.models import Action, ParkedMessage, RequeueRun, RunState, RunWait
+from django_rmq_retry.models.runs import ACTIVE, UNDATED
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, locked_run, transaction_of
 from django_rmq_retry.parked.items import skip_unsent
@@ -23,8 +23,6 @@ CANARY_ENDED = (RunWait.CANARY_FAILED, RunWait.CANARY_SILENT, RunWait.NOT_CONFIR
 """A run paused for one of these resumes without its canary, because the operator has inspected that message."""
 RETESTABLE = (*CANARY_ENDED, RunWait.GUARD)
 """A run paused for one of these has failed: before the rest is sent, another canary can show that the cause is gone."""
-UNSENT = (ItemState.PENDING, ItemState.CLAIMED, ItemState.SKIPPED)
-"""States of messages that were not sent, or of which a driver will still note when."""
 
 
 def _noted(reason: str) -> dict[str, str]:
@@ -88,7 +86,7 @@ def _change_run(
     before = {name: getattr(known, name) for name in changes if name in ("rate", "state", "canary")}
     if changes.get("canary_since"):
         # A driver that was killed could not note the time. What it had sent is no later than now.
-        lost = known.items.using(database()).filter(sent_at=None).exclude(state__in=UNSENT)
+        lost = known.items.using(database()).filter(sent_at=None).exclude(state__in=UNDATED)
         lost.update(sent_at=changes["canary_since"])
     RequeueRun.objects.using(database()).filter(pk=run_id).update(**changes)
     if action == Action.STOP and known.listing:

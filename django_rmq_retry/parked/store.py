@@ -21,8 +21,8 @@ from django_rmq_retry.messages.parked_copy import By, ParkedCopy
 from django_rmq_retry.messages.tracebacks import GROUPING_RULE
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun
 from django_rmq_retry.models.parked import OriginKey, reduced
+from django_rmq_retry.models.runs import MAY_BE_DELIVERED
 from django_rmq_retry.parked.arrivals import Arrival, BusinessKeyReader, Step, apply_step, step_for
-from django_rmq_retry.parked.claims import SENT
 from django_rmq_retry.parked.database import outage
 from django_rmq_retry.parked.groups import GroupTally
 from django_rmq_retry.statements import BulkInsert, lock, locking, write_first
@@ -257,7 +257,7 @@ class BatchWriter:
     def _end_items(self) -> None:
         """End and count the items of runs whose messages failed again; the runs are locked before their items."""
         records = {pk for pk, _cycle in self._failed}
-        items = RequeueItem.objects.using(self._alias).filter(message__in=records, state__in=SENT)
+        items = RequeueItem.objects.using(self._alias).filter(message__in=records, state__in=MAY_BE_DELIVERED)
         runs = RequeueRun.objects.using(self._alias)
         numbers = sorted(set(items.values_list("run", flat=True)))
         lock(runs.filter(pk__in=numbers))
