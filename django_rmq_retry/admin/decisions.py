@@ -22,7 +22,7 @@ from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Refused
-from django_rmq_retry.parked.outcomes import decided_meanwhile, outcome_of
+from django_rmq_retry.parked.outcome_texts import decided_meanwhile, outcome_of
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.templatetags.rmq_retry import counted
 

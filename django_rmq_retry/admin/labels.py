@@ -41,7 +41,7 @@ from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import Origin, grows, origins_of, parked_lately
 from django_rmq_retry.parked.items import groups_of_runs
-from django_rmq_retry.parked.outcomes import minute
+from django_rmq_retry.parked.outcome_texts import minute
 from django_rmq_retry.parked.selection import EXCEPT, FIELDS, LISTED, group_numbers, worth_saying
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, counted, name, rmq_ago, visible
 from django_rmq_retry.topology.declarations import Role

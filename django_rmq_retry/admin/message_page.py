@@ -41,7 +41,7 @@ from django_rmq_retry.parked.edit import editable
 from django_rmq_retry.parked.findings import still_permanent
 from django_rmq_retry.parked.links import message_links
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.outcomes import DECIDED_BY, erased, outcome
+from django_rmq_retry.parked.outcome_texts import DECIDED_BY, erased, outcome
 from django_rmq_retry.parked.selection import number_in
 
 MOST_EDITABLE_BYTES = 3 * 1024 * 1024

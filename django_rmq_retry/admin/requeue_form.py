@@ -30,7 +30,7 @@ from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
-from django_rmq_retry.parked.outcomes import decided_meanwhile
+from django_rmq_retry.parked.outcome_texts import decided_meanwhile
 from django_rmq_retry.parked.requeue import TYPED_FROM, start
 from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, NO_TARGETS, STOP_AT, RequeueOptions
 from django_rmq_retry.parked.selection import EXCEPT, Selection

@@ -16,7 +16,7 @@ from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.ticket import Ticket, ticket_of
 from django_rmq_retry.messages.stamp import has_history
 from django_rmq_retry.models import ParkedMessage
-from django_rmq_retry.parked import claims
+from django_rmq_retry.parked import outcomes
 from django_rmq_retry.policies.verdict import Discard, Kind
 
 log = logging.getLogger("django_rmq_retry")
@@ -64,11 +64,11 @@ class Recorder:
         """Update the record immediately, before the delivery is settled; without a database, once it is back."""
         update: Callable[[], None]
         if attempt.error is None or isinstance(attempt.error, Discard):
-            update = lambda: claims.succeeded(ticket, at)  # noqa: E731
+            update = lambda: outcomes.succeeded(ticket, at)  # noqa: E731
         else:
             note = attempt.verdict.error
             failure = {"error": note.kind if note else "", "text": note.text if note else ""}
-            update = lambda: claims.failed(ticket, at, **failure)  # noqa: E731
+            update = lambda: outcomes.failed(ticket, at, **failure)  # noqa: E731
         if self.buffer.away or _in_transaction():
             self.buffer.add_outcome(update)
             return

@@ -18,7 +18,7 @@ from django_rmq_retry.inbox.once import alias_of
 from django_rmq_retry.messages.identity import named_by_bytes
 from django_rmq_retry.models import InboxEntry, ParkedMessage, State
 from django_rmq_retry.models.parked import UNRESOLVED, behind
-from django_rmq_retry.parked.claims import handled_elsewhere
+from django_rmq_retry.parked.outcomes import handled_elsewhere
 
 log = logging.getLogger("django_rmq_retry")
 

@@ -29,7 +29,7 @@ from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.key_lists import Lookup, current_matches, look_up
 from django_rmq_retry.parked.links import message_links
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.outcomes import outcome_of
+from django_rmq_retry.parked.outcome_texts import outcome_of
 from django_rmq_retry.parked.selection import PageEnd, number_in, numbers_of, pages
 from django_rmq_retry.parked.transfer import as_data
 

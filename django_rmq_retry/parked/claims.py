@@ -1,4 +1,4 @@
-"""Claims of a requeue run, their results and outcomes.
+"""Claims of a requeue run, and the results of their publishes.
 
 If a process is killed after a claim, the claim never counts as unsent: it expires and counts as not confirmed.
 
@@ -17,7 +17,6 @@ from django.db.models import F
 from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.contracts import Cause, Outcome, PublishResult
 from django_rmq_retry.conf import settings
-from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.models import (
     ErrorGroup,
@@ -30,10 +29,9 @@ from django_rmq_retry.models import (
     RunState,
     State,
 )
-from django_rmq_retry.models.parked import OPEN, OriginKey, reduced
-from django_rmq_retry.models.runs import MAY_BE_DELIVERED
+from django_rmq_retry.models.parked import OriginKey
 from django_rmq_retry.parked.database import (
-    NOT_HELD,
+    NOT_WAITING,
     database,
     locked_messages,
     locked_run,
@@ -41,7 +39,6 @@ from django_rmq_retry.parked.database import (
     transaction_of,
 )
 from django_rmq_retry.parked.lease import run_of_driver
-from django_rmq_retry.statements import lock, locking
 
 CLAIM_SECONDS = 60.0
 """Minimum seconds for which the process that claimed a message is assumed to be sending it."""
@@ -50,11 +47,8 @@ EXPIRED_AT_ONCE = 500
 Prepare = Callable[[RequeueRun, ParkedMessage], Message | ItemReason]
 """Returns the copy to send, or the reason why the message cannot be sent."""
 
-IN_FLIGHT = (State.REQUEUEING, State.REQUEUED)
 RESTORED = ("state", "unconfirmed", "requeued_at", "requeued_by")
 """The columns of a record that return to their values before the claim if nothing was sent."""
-NOT_WAITING: Mapping[str, Any] = {"claimed_until": None, **NOT_HELD}
-"""The columns of a record that is neither being sent nor on hold."""
 UNCONFIRMED: Mapping[str, Any] = {**NOT_WAITING, "unconfirmed": True}
 """The columns of a record whose copy may have been delivered. Only an operator may send it again."""
 FAILURES: Mapping[Outcome, tuple[ItemReason, bool]] = {
@@ -283,80 +277,3 @@ def _failure_of(answer: ClaimResult) -> tuple[ItemReason | None, bool]:
     if answer.kind is Outcome.UNSENT and answer.result.cause is Cause.UNWRITABLE:
         return ItemReason.UNWRITABLE, True
     return FAILURES.get(answer.kind, (None, False))
-
-
-def succeeded(ticket: Ticket, at: datetime) -> None:
-    """Close the record of a requeued copy that was handled. If it has failed since, only note the success."""
-    with transaction.atomic(using=database()):
-        record = _locked(ticket.record)
-        if record is None:
-            return
-        closes = ticket.cycle >= record.cycle and _closes(record, at)
-        if closes:
-            _close(record, handled_at=at, at=at)
-        elif record.succeeded_at is None or record.succeeded_at < at:
-            rows = ParkedMessage.objects.using(database()).filter(pk=record.pk)
-            rows.update(succeeded_at=at, revision=F("revision") + 1)
-        # An item that failed in a run stays failed, unless this success closes the record.
-        _end_items(ticket, ItemState.PROCESSED, at, of=(*MAY_BE_DELIVERED, ItemState.FAILED) if closes else MAY_BE_DELIVERED)
-
-
-def handled_elsewhere(pk: int, handled_at: datetime) -> bool:
-    """Close a parked, unedited record because another copy of its message was handled; True if it was closed."""
-    with transaction.atomic(using=database()):
-        record = _locked(pk)
-        if record is None or record.state != State.PARKED or record.version > 1:
-            return False
-        _close(record, handled_at=handled_at, at=database_clock.now(database()))
-    return True
-
-
-def failed(ticket: Ticket, at: datetime, *, error: str, text: str) -> None:
-    """Reopen the record of a requeued copy that failed and was not parked: only the record still has the message."""
-    with transaction.atomic(using=database()):
-        record = _locked(ticket.record)
-        if record is None:
-            return
-        if ticket.cycle == record.cycle and record.state in IN_FLIGHT:
-            failure = {"parked_at": at, "error": error, "error_text": text, "detail": "", "unconfirmed": False}
-            move([record], State.PARKED, claimed_until=None, **failure)
-            ErrorGroup.objects.filter(pk=record.group_id).update(failed_again=F("failed_again") + 1)
-        _end_items(ticket, ItemState.FAILED, at, of=MAY_BE_DELIVERED)
-
-
-def _closes(record: ParkedMessage, at: datetime) -> bool:
-    if record.state in IN_FLIGHT:
-        # This cycle is in flight and has no known failure. Times are not compared, because two clocks may differ by
-        # more than the attempt took.
-        return True
-    return record.state in OPEN and (record.unconfirmed or at >= record.parked_at)
-
-
-def _close(record: ParkedMessage, *, handled_at: datetime, at: datetime) -> None:
-    move([record], State.PROCESSED, resolved_at=at, succeeded_at=handled_at, unconfirmed=False, **NOT_WAITING)
-
-
-def _locked(pk: int) -> ParkedMessage | None:
-    return locking(ParkedMessage.objects.using(database()).filter(pk=pk).defer("body", "properties")).first()
-
-
-def _end_items(ticket: Ticket, state: ItemState, at: datetime, *, of: tuple[ItemState, ...]) -> None:
-    """End the items of this cycle in all runs; the counters of a run change only if an item did."""
-    items = RequeueItem.objects.using(database()).filter(message=ticket.record, cycle=ticket.cycle, state__in=of)
-    for run in sorted(set(items.values_list("run", flat=True))):
-        rows = RequeueRun.objects.using(database()).filter(pk=run)
-        # Every process that changes a run's items holds this lock.
-        lock(rows)
-        for before in of:
-            if items.filter(run=run, state=before).update(state=state, ended_at=at):
-                rows.update(**_counters(before, state))
-
-
-def _counters(before: ItemState, after: ItemState) -> dict[str, Any]:
-    """Return a run's counter changes for one item; ``sent`` counts items that were confirmed or have an outcome."""
-    changes: dict[str, Any] = {after.value: F(after.value) + 1}
-    if before in (ItemState.FAILED, ItemState.UNCONFIRMED):
-        changes[before.value] = reduced(before.value)
-    if before in (ItemState.CLAIMED, ItemState.UNCONFIRMED):
-        changes["sent"] = F("sent") + 1
-    return changes

@@ -29,6 +29,8 @@ T = TypeVar("T")
 CONFLICT_TRIES = 5
 NOT_HELD: Mapping[str, Any] = {"held_until": None, "hold_reason": ""}
 """The columns of a record that is not on hold."""
+NOT_WAITING: Mapping[str, Any] = {"claimed_until": None, **NOT_HELD}
+"""The columns of a record that is neither being sent nor on hold."""
 
 
 class _RolledBack(Exception):

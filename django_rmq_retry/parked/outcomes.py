@@ -1,89 +1,99 @@
-"""What became of a parked message, and who decided it: one sentence for pages, commands and refusals."""
+"""Outcomes of requeued copies: they end their records and their items, and are counted in the requeue runs.
 
-from collections.abc import Mapping
+Locks are taken in one order: the message, its group, runs, their items.
+"""
+
 from datetime import datetime
+from typing import Any
 
-from django.utils import timezone
-from django.utils.translation import gettext as _
+from django.db import transaction
+from django.db.models import F
 
-from django_rmq_retry.models import Action, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
-from django_rmq_retry.models.parked import resolution_text
-from django_rmq_retry.parked.audit import acts_on
-from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry import database_clock
+from django_rmq_retry.handlers.ticket import Ticket
+from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
+from django_rmq_retry.models.parked import OPEN, reduced
+from django_rmq_retry.models.runs import MAY_BE_DELIVERED
+from django_rmq_retry.parked.database import NOT_WAITING, database, move
+from django_rmq_retry.statements import lock, locking
 
-DECIDED_BY: Mapping[str, Action] = {State.DISCARDED: Action.DISCARD, State.ON_HOLD: Action.HOLD}
-"""The action that put a message into a state."""
-DECIDING = (Action.DISCARD, Action.HOLD, Action.REQUEUE)
-
-
-def outcome(message: ParkedMessage, run: RequeueRun | None, act: OperatorAction | None) -> str:
-    """Return what became of the message since it was parked; empty while it is parked.
-
-    ``run`` is the last one that sent it, ``act`` the action that put it into its state.
-    """
-    ended = _ended(message, run, act)
-    return f"{ended} {erased(message)}".strip()
+IN_FLIGHT = (State.REQUEUEING, State.REQUEUED)
 
 
-def erased(message: ParkedMessage) -> str:
-    """Return who erased the contents of a message, and when; empty if they are there."""
-    if message.erased_at is None:
-        return ""
-    text = _("Its contents were erased {when} by {name}.")
-    return text.format(when=_minute(message.erased_at), name=message.erased_by)
+def succeeded(ticket: Ticket, at: datetime) -> None:
+    """Close the record of a requeued copy that was handled. If it has failed since, only note the success."""
+    with transaction.atomic(using=database()):
+        record = _locked(ticket.record)
+        if record is None:
+            return
+        closes = ticket.cycle >= record.cycle and _closes(record, at)
+        if closes:
+            _close(record, handled_at=at, at=at)
+        elif record.succeeded_at is None or record.succeeded_at < at:
+            rows = ParkedMessage.objects.using(database()).filter(pk=record.pk)
+            rows.update(succeeded_at=at, revision=F("revision") + 1)
+        # An item that failed in a run stays failed, unless this success closes the record.
+        _end_items(
+            ticket, ItemState.PROCESSED, at, of=(*MAY_BE_DELIVERED, ItemState.FAILED) if closes else MAY_BE_DELIVERED
+        )
 
 
-def _ended(message: ParkedMessage, run: RequeueRun | None, act: OperatorAction | None) -> str:
-    names: dict[str, object] = {"run": run.pk, "name": run.who} if run else {}
-    if message.state == State.PROCESSED:
-        text = _("Processed {when} after requeue run {run} by {name}.") if run else _("Processed {when}.")
-        return text.format(when=_minute(message.succeeded_at or message.resolved_at), **names)
-    if message.state in (State.REQUEUED, State.REQUEUEING):
-        text = _("Requeued {when}; its outcome is not known yet.")
-        if run:
-            text = _("Requeued {when} in requeue run {run} by {name}; its outcome is not known yet.")
-        return text.format(when=_minute(message.requeued_at), **names)
-    name = act.who if act else _("an unknown operator")
-    if message.state == State.DISCARDED:
-        text = _("Discarded {at} by {name} ({reason}): it will not be handled.")
-        return text.format(at=_minute(message.resolved_at), name=name, reason=resolution_text(message.resolution))
-    if message.state == State.ON_HOLD:
-        text = _("On hold until {until}, by {name}")
-        if message.hold_reason:
-            text = _("On hold until {until}, by {name}: {reason}")
-        return text.format(until=_minute(message.held_until), name=name, reason=message.hold_reason)
-    return ""
+def handled_elsewhere(pk: int, handled_at: datetime) -> bool:
+    """Close a parked, unedited record because another copy of its message was handled; True if it was closed."""
+    with transaction.atomic(using=database()):
+        record = _locked(pk)
+        if record is None or record.state != State.PARKED or record.version > 1:
+            return False
+        _close(record, handled_at=handled_at, at=database_clock.now(database()))
+    return True
 
 
-def outcome_of(message: ParkedMessage) -> str:
-    """Return the same, with the run and the action from the database."""
-    items = RequeueItem.objects.filter(message=message.pk, sent_at__isnull=False).select_related("run")
-    item = items.order_by("-pk").first() if message.state not in DECIDED_BY else None
-    acts = OperatorAction.objects.filter(acts_on([message.pk], runs=()), action=DECIDED_BY.get(message.state, ""))
-    act = acts.order_by("-number").first() if message.state in DECIDED_BY else None
-    return outcome(message, item.run if item else None, act)
+def failed(ticket: Ticket, at: datetime, *, error: str, text: str) -> None:
+    """Reopen the record of a requeued copy that failed and was not parked: only the record still has the message."""
+    with transaction.atomic(using=database()):
+        record = _locked(ticket.record)
+        if record is None:
+            return
+        if ticket.cycle == record.cycle and record.state in IN_FLIGHT:
+            failure = {"parked_at": at, "error": error, "error_text": text, "detail": "", "unconfirmed": False}
+            move([record], State.PARKED, claimed_until=None, **failure)
+            ErrorGroup.objects.filter(pk=record.group_id).update(failed_again=F("failed_again") + 1)
+        _end_items(ticket, ItemState.FAILED, at, of=MAY_BE_DELIVERED)
 
 
-def decided_meanwhile(selection: Selection) -> str:
-    """Return who decided on a selection of which nothing is left, and when; empty if that is not known."""
-    if selection.named:
-        rows = ParkedMessage.objects.filter(pk__in=list(selection.revisions)).defer("body", "properties")
-        return outcome_of(rows[0]) if rows else ""
-    if selection.group is None:
-        return ""
-    acts = OperatorAction.objects.filter(group=selection.group, action__in=DECIDING)
-    act = acts.filter(at__gte=selection.as_of).order_by("-number").first()
-    if act is None:
-        return ""
-    text = _("{action} by {name}, {when}.")
-    return text.format(action=act.get_action_display(), name=act.who, when=_minute(act.at))
+def _closes(record: ParkedMessage, at: datetime) -> bool:
+    if record.state in IN_FLIGHT:
+        # This cycle is in flight and has no known failure. Times are not compared, because two clocks may differ by
+        # more than the attempt took.
+        return True
+    return record.state in OPEN and (record.unconfirmed or at >= record.parked_at)
 
 
-def minute(at: datetime) -> str:
-    """Return hour and minute, with the day if it is not today."""
-    local = timezone.localtime(at)
-    return f"{local:%H:%M}" if local.date() == timezone.localdate() else f"{local:%Y-%m-%d %H:%M}"
+def _close(record: ParkedMessage, *, handled_at: datetime, at: datetime) -> None:
+    move([record], State.PROCESSED, resolved_at=at, succeeded_at=handled_at, unconfirmed=False, **NOT_WAITING)
 
 
-def _minute(at: datetime | None) -> str:
-    return "-" if at is None else minute(at)
+def _locked(pk: int) -> ParkedMessage | None:
+    return locking(ParkedMessage.objects.using(database()).filter(pk=pk).defer("body", "properties")).first()
+
+
+def _end_items(ticket: Ticket, state: ItemState, at: datetime, *, of: tuple[ItemState, ...]) -> None:
+    """End the items of this cycle in all runs; the counters of a run change only if an item did."""
+    items = RequeueItem.objects.using(database()).filter(message=ticket.record, cycle=ticket.cycle, state__in=of)
+    for run in sorted(set(items.values_list("run", flat=True))):
+        rows = RequeueRun.objects.using(database()).filter(pk=run)
+        # Every process that changes a run's items holds this lock.
+        lock(rows)
+        for before in of:
+            if items.filter(run=run, state=before).update(state=state, ended_at=at):
+                rows.update(**_counters(before, state))
+
+
+def _counters(before: ItemState, after: ItemState) -> dict[str, Any]:
+    """Return a run's counter changes for one item; ``sent`` counts items that were confirmed or have an outcome."""
+    changes: dict[str, Any] = {after.value: F(after.value) + 1}
+    if before in (ItemState.FAILED, ItemState.UNCONFIRMED):
+        changes[before.value] = reduced(before.value)
+    if before in (ItemState.CLAIMED, ItemState.UNCONFIRMED):
+        changes["sent"] = F("sent") + 1
+    return changes

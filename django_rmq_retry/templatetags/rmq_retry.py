@@ -25,7 +25,7 @@ from django_rmq_retry.models import GatedAct, ItemState, LiveStatus, RequeueRun,
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.four_eyes import needs_second
 from django_rmq_retry.parked.operators import LABEL, refusal
-from django_rmq_retry.parked.outcomes import minute
+from django_rmq_retry.parked.outcome_texts import minute
 from django_rmq_retry.topology.drawings import clean
 
 BAR, GAP, HEIGHT, LEAST = 6, 2, 24, 2

@@ -17,7 +17,7 @@ from django_rmq_retry.conf import project_version
 from django_rmq_retry.consumer.recorder import Recorder
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
-from django_rmq_retry.parked import claims
+from django_rmq_retry.parked import outcomes
 from django_rmq_retry.policies import discard, park, retry
 from tests.attempts.attempted import failure, success
 from tests.handlers.factories import delivery
@@ -180,7 +180,7 @@ def test_a_requeued_copy_that_is_retried_or_parked_changes_no_record(recorder: R
 def test_an_outcome_refused_by_the_database_is_retried(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     record, copy = requeued()
     errors = iter([OperationalError("gone"), None])
-    tell = claims.succeeded
+    tell = outcomes.succeeded
 
     def flaky(*args: Any) -> None:
         error = next(errors)
@@ -188,7 +188,7 @@ def test_an_outcome_refused_by_the_database_is_retried(recorder: Recorder, monke
             raise error
         tell(*args)
 
-    monkeypatch.setattr(claims, "succeeded", flaky)
+    monkeypatch.setattr(outcomes, "succeeded", flaky)
     recorder.note(success(copy))
     record.refresh_from_db()
     assert (record.state, len(recorder.buffer)) == (State.REQUEUED, 2)
@@ -203,7 +203,7 @@ def test_no_worker_queries_a_database_known_to_be_unavailable(
 ) -> None:
     _, copy = requeued()
     asked: list[object] = []
-    monkeypatch.setattr(claims, "succeeded", lambda *args: asked.append(args))
+    monkeypatch.setattr(outcomes, "succeeded", lambda *args: asked.append(args))
     recorder.buffer.away = True
 
     recorder.note(success(copy))

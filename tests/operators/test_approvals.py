@@ -30,7 +30,7 @@ from django_rmq_retry.parked.audit import acts_on
 from django_rmq_retry.parked.edit import propose, store
 from django_rmq_retry.parked.erasure import erase
 from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, Outdated, Refused
-from django_rmq_retry.parked.outcomes import outcome_of
+from django_rmq_retry.parked.outcome_texts import outcome_of
 from django_rmq_retry.parked.requeue import requeue, start
 from django_rmq_retry.parked.requeue_options import RequeueOptions
 from django_rmq_retry.parked.retention import purge_audit

@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun
-from django_rmq_retry.parked.claims import failed, succeeded
+from django_rmq_retry.parked.outcomes import failed, succeeded
 from tests.operators import made
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

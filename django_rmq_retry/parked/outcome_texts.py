@@ -1,0 +1,89 @@
+"""What became of a parked message, and who decided it: one sentence for pages, commands and refusals."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from django_rmq_retry.models import Action, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
+from django_rmq_retry.models.parked import resolution_text
+from django_rmq_retry.parked.audit import acts_on
+from django_rmq_retry.parked.selection import Selection
+
+DECIDED_BY: Mapping[str, Action] = {State.DISCARDED: Action.DISCARD, State.ON_HOLD: Action.HOLD}
+"""The action that put a message into a state."""
+DECIDING = (Action.DISCARD, Action.HOLD, Action.REQUEUE)
+
+
+def outcome(message: ParkedMessage, run: RequeueRun | None, act: OperatorAction | None) -> str:
+    """Return what became of the message since it was parked; empty while it is parked.
+
+    ``run`` is the last one that sent it, ``act`` the action that put it into its state.
+    """
+    ended = _ended(message, run, act)
+    return f"{ended} {erased(message)}".strip()
+
+
+def erased(message: ParkedMessage) -> str:
+    """Return who erased the contents of a message, and when; empty if they are there."""
+    if message.erased_at is None:
+        return ""
+    text = _("Its contents were erased {when} by {name}.")
+    return text.format(when=_minute(message.erased_at), name=message.erased_by)
+
+
+def _ended(message: ParkedMessage, run: RequeueRun | None, act: OperatorAction | None) -> str:
+    names: dict[str, object] = {"run": run.pk, "name": run.who} if run else {}
+    if message.state == State.PROCESSED:
+        text = _("Processed {when} after requeue run {run} by {name}.") if run else _("Processed {when}.")
+        return text.format(when=_minute(message.succeeded_at or message.resolved_at), **names)
+    if message.state in (State.REQUEUED, State.REQUEUEING):
+        text = _("Requeued {when}; its outcome is not known yet.")
+        if run:
+            text = _("Requeued {when} in requeue run {run} by {name}; its outcome is not known yet.")
+        return text.format(when=_minute(message.requeued_at), **names)
+    name = act.who if act else _("an unknown operator")
+    if message.state == State.DISCARDED:
+        text = _("Discarded {at} by {name} ({reason}): it will not be handled.")
+        return text.format(at=_minute(message.resolved_at), name=name, reason=resolution_text(message.resolution))
+    if message.state == State.ON_HOLD:
+        text = _("On hold until {until}, by {name}")
+        if message.hold_reason:
+            text = _("On hold until {until}, by {name}: {reason}")
+        return text.format(until=_minute(message.held_until), name=name, reason=message.hold_reason)
+    return ""
+
+
+def outcome_of(message: ParkedMessage) -> str:
+    """Return the same, with the run and the action from the database."""
+    items = RequeueItem.objects.filter(message=message.pk, sent_at__isnull=False).select_related("run")
+    item = items.order_by("-pk").first() if message.state not in DECIDED_BY else None
+    acts = OperatorAction.objects.filter(acts_on([message.pk], runs=()), action=DECIDED_BY.get(message.state, ""))
+    act = acts.order_by("-number").first() if message.state in DECIDED_BY else None
+    return outcome(message, item.run if item else None, act)
+
+
+def decided_meanwhile(selection: Selection) -> str:
+    """Return who decided on a selection of which nothing is left, and when; empty if that is not known."""
+    if selection.named:
+        rows = ParkedMessage.objects.filter(pk__in=list(selection.revisions)).defer("body", "properties")
+        return outcome_of(rows[0]) if rows else ""
+    if selection.group is None:
+        return ""
+    acts = OperatorAction.objects.filter(group=selection.group, action__in=DECIDING)
+    act = acts.filter(at__gte=selection.as_of).order_by("-number").first()
+    if act is None:
+        return ""
+    text = _("{action} by {name}, {when}.")
+    return text.format(action=act.get_action_display(), name=act.who, when=_minute(act.at))
+
+
+def minute(at: datetime) -> str:
+    """Return hour and minute, with the day if it is not today."""
+    local = timezone.localtime(at)
+    return f"{local:%H:%M}" if local.date() == timezone.localdate() else f"{local:%Y-%m-%d %H:%M}"
+
+
+def _minute(at: datetime | None) -> str:
+    return "-" if at is None else minute(at)
