@@ -54,11 +54,11 @@ def start(
         canary=options.canary,
         total=count,
     )
-    return _started(run, actor, wanted)
+    return _insert_run(run, actor, wanted)
 
 
 @transaction_of(RequeueRun)
-def _started(run: RequeueRun, actor: Actor, wanted: RetryFilter) -> RequeueRun:
+def _insert_run(run: RequeueRun, actor: Actor, wanted: RetryFilter) -> RequeueRun:
     run.pk = None
     run.save(using=database(), force_insert=True)
     options = {"rate": run.rate, "stop_at": run.stop_at, "canary": run.canary, **wanted.facts()}

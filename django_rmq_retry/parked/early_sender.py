@@ -68,7 +68,7 @@ class EarlySender:
         left = room if len(run.selection.get("filter", {})) > 1 else min(room, run.total - run.sent)
         most = 1 if run.awaits_canary else left
         try:
-            sent = self._send(run, most) if most > 0 else 0
+            sent = self._send_held(run, most) if most > 0 else 0
         except (BrokerUnreachable, BrokerRefused, Refusal, CopyFailed, Refused) as failed:
             return self._wait_after(run, failed)
         if sent is None:
@@ -93,19 +93,19 @@ class EarlySender:
         with suppress(RmqRetryError, Refusal, OSError):
             self._opened.close()
 
-    def _send(self, run: RequeueRun, most: int) -> int | None:
+    def _send_held(self, run: RequeueRun, most: int) -> int | None:
         """Send up to ``most`` retries; return their number, 0 if none is left, None if the run must not go on here."""
         try:
             if not self._held:
                 _check(run)
-                self._held = self._taken(run)
+                self._held = self._take(run)
             part, self._held = self._held[:most], self._held[most:]
-            return self._sent(run, part) if part else 0
+            return self._send_part(run, part) if part else 0
         except BaseException:
             self.close()
             raise
 
-    def _taken(self, run: RequeueRun) -> list[WaitingRetry]:
+    def _take(self, run: RequeueRun) -> list[WaitingRetry]:
         wanted = RetryFilter.of(run.selection.get("filter", {}))
         # Nothing is held while the first one has no outcome.
         alone = run.awaits_canary
@@ -134,7 +134,7 @@ class EarlySender:
             self._opened.callback(self._withdrawal.end)
         return self._withdrawal
 
-    def _sent(self, run: RequeueRun, part: Sequence[WaitingRetry]) -> int | None:
+    def _send_part(self, run: RequeueRun, part: Sequence[WaitingRetry]) -> int | None:
         if not _claim(run, part):
             self.close()
             return None

@@ -42,11 +42,11 @@ def recount(groups: Collection[int] | None = None) -> int:
     if groups is not None:
         chosen = chosen.filter(pk__in=groups)
     numbers = list(chosen.values_list("pk", flat=True))
-    return sum(_recounted(some) for some in in_slices(numbers, GROUPS_AT_ONCE))
+    return sum(_recount_groups(some) for some in in_slices(numbers, GROUPS_AT_ONCE))
 
 
 @transaction_of(ErrorGroup)
-def _recounted(groups: Collection[int]) -> int:
+def _recount_groups(groups: Collection[int]) -> int:
     alias = router.db_for_write(ErrorGroup)
     # A concurrent change of a counter waits, and is added later.
     lock(ErrorGroup.objects.using(alias).filter(pk__in=groups))
@@ -54,14 +54,14 @@ def _recounted(groups: Collection[int]) -> int:
     counted = ParkedMessage.objects.using(alias).filter(group__in=groups).order_by()
     for group, state, count in counted.values_list("group", "state").annotate(count=Count("pk")):
         true[group][COUNTED_AS[state]] += count
-    wrong = _recounted_origins(groups, using=alias)
+    wrong = _recount_origins(groups, using=alias)
     for group, counts in true.items():
         if ErrorGroup.objects.using(alias).filter(pk=group).exclude(**counts).update(**counts):
             wrong.add(group)
     return len(wrong)
 
 
-def _recounted_origins(groups: Collection[int], *, using: str) -> set[int]:
+def _recount_origins(groups: Collection[int], *, using: str) -> set[int]:
     """Count the origins of locked groups again; return the groups with wrong counters."""
     parked = ParkedMessage.objects.using(using).filter(group__in=groups, state=State.PARKED).order_by()
     counted = parked.values_list("group", "queue", "handler", "type").annotate(n=Count("pk"))

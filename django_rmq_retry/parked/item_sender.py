@@ -36,7 +36,7 @@ class ItemSender:
             return self._idle(run, choice, unknown=bool(unknown))
         begun = self._clock()
         claims = claim(run.pk, self._lease.driver, choice.items, copy_for)
-        results = self._published(claims, begun)
+        results = self._publish(claims, begun)
         store_results(run.pk, results)
         self._pace.spend(len(claims))
         self._judge(run, claims, results)
@@ -57,7 +57,7 @@ class ItemSender:
             return 0
         return max(0, run.max_depth + 1 - depth)
 
-    def _published(self, claims: Sequence[Claim], begun: float) -> list[ClaimResult]:
+    def _publish(self, claims: Sequence[Claim], begun: float) -> list[ClaimResult]:
         """Publish the claims, or nothing if the process was suspended for so long that they are about to expire."""
         if self._clock() - begun + self._timeout > claim_lifetime() * 0.75:
             late = unsent(Cause.TIMEOUT, "its claim is about to expire")

@@ -71,11 +71,11 @@ def start(
         permanent_confirmed=options.confirmed_permanent,
         **({"state": RunState.PLANNED} if options.planned else {"started_at": now}),
     )
-    return _started(run, selection, options.terms, actor)
+    return _insert_run(run, selection, options.terms, actor)
 
 
 @transaction_of(ParkedMessage)
-def _started(run: RequeueRun, selection: Selection, terms: RequeueTerms, actor: Actor) -> RequeueRun:
+def _insert_run(run: RequeueRun, selection: Selection, terms: RequeueTerms, actor: Actor) -> RequeueRun:
     using = database()
     run.pk = None
     run.causes = _causes(selection)

@@ -129,13 +129,13 @@ def test_a_run_that_is_paused_or_taken_over_while_its_driver_looks_sends_nothing
 ) -> None:
     one = early_runs.start(QUEUE, Actor(name="ann"), RequeueOptions(rate=100, stop_at=None), count=3)
     later = timezone.now() + timedelta(minutes=1)
-    looking = EarlySender._taken
+    looking = EarlySender._take
 
-    def taken(sender: EarlySender, of: RequeueRun) -> Any:
+    def take(sender: EarlySender, of: RequeueRun) -> Any:
         RequeueRun.objects.update(leased_until=later, **meanwhile)
         return looking(sender, of)
 
-    monkeypatch.setattr(EarlySender, "_taken", taken)
+    monkeypatch.setattr(EarlySender, "_take", take)
     send_run(one.pk, "driver", for_seconds=20, outcomes=False)
 
     assert EarlyRetry.objects.count() == 0
