@@ -7,8 +7,8 @@ from django_rmq_retry.models import ItemReason, ParkedMessage, RequeueRun, RunSt
 from django_rmq_retry.parked.claims import Claim, ClaimResult, claim, claim_lifetime, skip_items, store_results
 from django_rmq_retry.parked.copies import copy_for, publish
 from django_rmq_retry.parked.database import locked_run, transaction_of
-from django_rmq_retry.parked.items import Choice
 from django_rmq_retry.parked.lease import RunLease
+from django_rmq_retry.parked.next_items import Choice
 from django_rmq_retry.parked.pace import SLICE_SECONDS, Clock, RunPace, restart_rate
 from django_rmq_retry.publishing.target_queues import TargetQueues
 

@@ -15,8 +15,8 @@ from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import database, transaction_of
 from django_rmq_retry.parked.findings import RequeueTerms
 from django_rmq_retry.parked.four_eyes import Wish, require_second
-from django_rmq_retry.parked.items import freeze, lists_at_once, postpone
 from django_rmq_retry.parked.key_lists import mark_kept
+from django_rmq_retry.parked.listing import freeze, lists_at_once, postpone
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Refused, lacks_reason
 from django_rmq_retry.parked.requeue_options import DEFAULT_OPTIONS, RequeueOptions
 from django_rmq_retry.parked.run_steps import send_run

@@ -18,8 +18,9 @@ from django_rmq_retry.parked.copies import timeout_for
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.early_sender import EarlySender
 from django_rmq_retry.parked.item_sender import ItemSender
-from django_rmq_retry.parked.items import advance, list_part, recount, skip_unsent
+from django_rmq_retry.parked.items import advance, recount, skip_unsent
 from django_rmq_retry.parked.lease import DRIVEN, RunLease
+from django_rmq_retry.parked.listing import list_part
 from django_rmq_retry.parked.pace import (
     RECHECK_SECONDS,
     SLICE_SECONDS,

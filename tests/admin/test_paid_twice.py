@@ -275,7 +275,7 @@ class TestASecondRun:
     def test_is_named_on_the_card_of_each_group_of_which_it_has_something_to_send(
         self, page: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("django_rmq_retry.parked.items.PAGE_ITEMS", 1)
+        monkeypatch.setattr("django_rmq_retry.parked.next_items.PAGE_ITEMS", 1)
         first, later = made.group(), made.group()
         rows = [made.message(cause) for cause in (first, first, first, later)]
         run = requeue_run([one.pk for one in rows])
@@ -289,7 +289,7 @@ class TestASecondRun:
     def test_is_named_before_its_messages_are_listed_and_while_it_is_paused(
         self, page: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("django_rmq_retry.parked.items.LISTED_AT_ONCE", 1)
+        monkeypatch.setattr("django_rmq_retry.parked.listing.LISTED_AT_ONCE", 1)
         cause = made.group()
         for _ in range(2):
             made.message(cause)

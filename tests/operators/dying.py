@@ -29,7 +29,7 @@ STEPS = {
 }
 LISTING_STEPS = {
     "before a part": ("run_steps.list_part", "before"),
-    "in a part, before its commit": ("items._insert", "after"),
+    "in a part, before its commit": ("listing._insert", "after"),
     "after a part": ("run_steps.list_part", "after"),
 }
 LETTING_GO_STEPS = {
@@ -108,7 +108,8 @@ def main(run: int, kind: str, step: str, nth: int) -> None:
         RMQ_RETRY={"URL": os.environ["RMQ_URL"], "OPERATORS": {"EDITABLE": {"*": True}}},
     )
     django.setup()
-    import_module("django_rmq_retry.parked.items").PART_ITEMS = PART  # type: ignore[attr-defined]
+    import_module("django_rmq_retry.parked.listing").PART_ITEMS = PART  # type: ignore[attr-defined]
+    import_module("django_rmq_retry.parked.items").SKIPPED_AT_ONCE = PART  # type: ignore[attr-defined]
     path, when = KINDS[kind][step]
     module, name = path.split(".")
     found = import_module(f"django_rmq_retry.parked.{module}")

@@ -23,7 +23,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import COUNTED_AS, OriginKey
-from django_rmq_retry.parked import items, requeue, steering
+from django_rmq_retry.parked import items, listing, requeue, steering
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import claim
@@ -125,15 +125,16 @@ def drive_run(run: RequeueRun, driver: str = "test", *, outcomes: bool = False, 
 
 def list_in_parts(patch: pytest.MonkeyPatch, part: int, *, at_once: int, patience: float | None = None) -> None:
     """List runs of more than `at_once` messages later, in parts: a few messages do for many thousands."""
-    patch.setattr(items, "LISTED_AT_ONCE", at_once)
-    patch.setattr(items, "PART_ITEMS", part)
+    patch.setattr(listing, "LISTED_AT_ONCE", at_once)
+    patch.setattr(listing, "PART_ITEMS", part)
+    patch.setattr(items, "SKIPPED_AT_ONCE", part)
     if patience is not None:
         patch.setattr(steering, "STOP_SECONDS", patience)
 
 
 def list_part_of(run: RequeueRun, driver: str = "me") -> None:
     """Let a driver list the next part of a large run."""
-    items.list_part(run.pk, driver)
+    listing.list_part(run.pk, driver)
 
 
 def claimed_of(run: RequeueRun, driver: str = "me", **which: Any) -> list[Any]:

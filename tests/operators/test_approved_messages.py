@@ -17,7 +17,7 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
-from django_rmq_retry.parked import items, retention
+from django_rmq_retry.parked import listing, retention
 from django_rmq_retry.parked.actions import discard, hold, restore
 from django_rmq_retry.parked.approvals import approve, mark, reject
 from django_rmq_retry.parked.edit import propose, store
@@ -77,8 +77,8 @@ class Swap:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run is listed by its driver, three messages at a time."""
-    monkeypatch.setattr(items, "LISTED_AT_ONCE", 1)
-    monkeypatch.setattr(items, "PART_ITEMS", 3)
+    monkeypatch.setattr(listing, "LISTED_AT_ONCE", 1)
+    monkeypatch.setattr(listing, "PART_ITEMS", 3)
 
 
 def test_an_approved_discard_takes_no_other_messages_that_match_meanwhile(ann: Actor, bob: Actor) -> None:

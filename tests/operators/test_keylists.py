@@ -215,7 +215,7 @@ class TestOnlyThese:
         assert [again(row).state for row in (one, two)] == ["requeued", "discarded"]
 
     def test_a_requeue_run_by_key_has_exactly_the_listed_messages(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("django_rmq_retry.parked.items.LISTED_AT_ONCE", 1)
+        monkeypatch.setattr("django_rmq_retry.parked.listing.LISTED_AT_ONCE", 1)
         wanted = [record(key=f"PAY-{number}").pk for number in range(3)]
         record(key="PAY-9")
         run = requeue_run(only("PAY-0", "PAY-1", "PAY-2"), reason="r")
@@ -242,7 +242,7 @@ class TestAllButThese:
 
     def test_a_late_message_with_an_excluded_key_is_excluded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its row may have been numbered and dated before the preview, and committed after it."""
-        monkeypatch.setattr("django_rmq_retry.parked.items.LISTED_AT_ONCE", 1)
+        monkeypatch.setattr("django_rmq_retry.parked.listing.LISTED_AT_ONCE", 1)
         for number in range(3):
             record(key=f"PAY-{number}")
         chosen = Selection.of_filter({"state": ["parked"]})

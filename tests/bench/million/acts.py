@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_rmq_retry.models import ParkedMessage, RequeueRun
 from django_rmq_retry.models.parked import RESOLVED, State
-from django_rmq_retry.parked import items, retention
+from django_rmq_retry.parked import listing, retention
 from django_rmq_retry.parked.findings import report
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
@@ -88,7 +88,7 @@ def _listed(run: RequeueRun) -> Iterator[float]:
     RequeueRun.objects.filter(pk=run.pk).update(driver="bench")
     while RequeueRun.objects.get(pk=run.pk).listing:
         began = time.perf_counter()
-        items.list_part(run.pk, "bench")
+        listing.list_part(run.pk, "bench")
         yield (time.perf_counter() - began) * 1000
 
 
