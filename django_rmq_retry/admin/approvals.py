@@ -16,7 +16,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.admin import broker_look, labels
 from django_rmq_retry.admin.choice import LeftOut, left_out, sample, taken_keys, with_seen_examples
 from django_rmq_retry.admin.contents import TEXT_LIMIT
-from django_rmq_retry.admin.pages import Pages, migrated, needs, refusal
+from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
 from django_rmq_retry.admin.queues import Standing
 from django_rmq_retry.admin.requeue_form import targets_of
 from django_rmq_retry.breakers import table
@@ -77,7 +77,7 @@ class ApprovalRequestAdmin(Pages):
         return self._shown(request, _found(-1 if number is None else number))
 
     @migrated
-    @needs("view_request", "approve")
+    @requires("view_request", "approve")
     def approve_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         known = _found(pk)
         left = _left_out(request, known)
@@ -98,7 +98,7 @@ class ApprovalRequestAdmin(Pages):
         return self._back(request, done)
 
     @migrated
-    @needs("view_request")
+    @requires("view_request")
     def reject_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         known = _found(pk)
         why = "" if _is_mine(request, known) else refusal(request, "approve")

@@ -10,7 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
 from django.utils.translation import gettext as _
 
-from django_rmq_retry.admin.pages import Pages, migrated, needs, refusal
+from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
 from django_rmq_retry.models import BlockedKey, ParkedMessage
 from django_rmq_retry.ordering.keys import blocked_figures, record_of, records_of
 from django_rmq_retry.parked.blocked_keys import blocked, unblock
@@ -51,7 +51,7 @@ class BlockedKeyAdmin(Pages):
         )
 
     @migrated
-    @needs("view_key", "unblock")
+    @requires("view_key", "unblock")
     def unblock_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Ask for a reason, then let the next message of the key go first."""
         row = blocked().filter(pk=pk).first()

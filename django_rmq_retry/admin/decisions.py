@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin.choice import LeftOut, asking, choosing, forbidden, named_alone, present_count
 from django_rmq_retry.admin.message_page import of_message
-from django_rmq_retry.admin.pages import Pages, needs, refusal
+from django_rmq_retry.admin.pages import Pages, refusal, requires
 from django_rmq_retry.conf import settings
 from django_rmq_retry.models import DiscardCategory, ParkedMessage, State
 from django_rmq_retry.models.parked import resolution_text
@@ -40,7 +40,7 @@ MOST_WITH_KEYS_COUNTED = 10_000
 """The most messages among which business keys are counted."""
 
 
-@needs("discard")
+@requires("discard")
 @choosing(gettext_lazy("Discard messages"))
 def discarding(pages: Pages, request: HttpRequest, selection: Selection, left: LeftOut) -> HttpResponse:
     """Ask for a reason, then discard; the body is kept until its retention ends."""
@@ -73,7 +73,7 @@ def discarding(pages: Pages, request: HttpRequest, selection: Selection, left: L
     return _decided(pages, request, selection, "discard", change, left=left, **context)
 
 
-@needs("hold")
+@requires("hold")
 @choosing(gettext_lazy("Hold messages"))
 def holding(pages: Pages, request: HttpRequest, selection: Selection, left: LeftOut) -> HttpResponse:
     """Ask for the end of the hold, then put on hold; at that time the messages are parked again by themselves."""

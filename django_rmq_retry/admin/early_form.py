@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry.admin import broker_look
-from django_rmq_retry.admin.pages import Pages, needs
+from django_rmq_retry.admin.pages import Pages, requires
 from django_rmq_retry.admin.requeue_form import targets_of, typed_number, unconfirmed
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.errors import RmqRetryError
@@ -60,7 +60,7 @@ class EarlyForm:
         )
 
 
-@needs("view_run", "send_waiting")
+@requires("view_run", "send_waiting")
 def preview(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Show which retries wait, why and until when; start the run if its button was pressed."""
     posted = request.method == "POST"

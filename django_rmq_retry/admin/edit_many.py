@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq_retry.admin.choice import LeftOut, choosing, forbidden, named_alone, taken_keys
-from django_rmq_retry.admin.pages import Pages, needs, refusal
+from django_rmq_retry.admin.pages import Pages, refusal, requires
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from django_rmq_retry.parked.edit import editable_text, laid_out
@@ -32,7 +32,7 @@ ACTS = (
 )
 
 
-@needs("view", *NEEDED["bulk_edit"])
+@requires("view", *NEEDED["bulk_edit"])
 @choosing(gettext_lazy("Edit messages"))
 def view(pages: Pages, request: HttpRequest, selection: Selection, _left: LeftOut) -> HttpResponse:
     """Show the form, then the result for each message; store what was shown, and lead to its requeue."""

@@ -19,7 +19,7 @@ from django_rmq_retry.admin.choice import (
     present_count,
 )
 from django_rmq_retry.admin.labels import LEFT_OUT
-from django_rmq_retry.admin.pages import Pages, needs, refusal, saved_as
+from django_rmq_retry.admin.pages import Pages, refusal, requires, saved_as
 from django_rmq_retry.models import RequeueRun
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.operators import Actor, NotAllowed, Refused
@@ -34,7 +34,7 @@ MOST_LEFT_OUT = 1000
 """The most messages withheld by the project's rules that are left out by number."""
 
 
-@needs(*VERBS)
+@requires(*VERBS)
 @choosing(gettext_lazy("Export"))
 def messages(pages: Pages, request: HttpRequest, selection: Selection, left: LeftOut) -> HttpResponseBase:
     """Export messages as a table, or as lines with their contents."""
@@ -82,7 +82,7 @@ def _messages_file(request: HttpRequest, selection: Selection) -> HttpResponseBa
     return _file(export(meant, actor, form=form, payload=Payload(payload), reason=reason), "messages", form)
 
 
-@needs("view_run", "export")
+@requires("view_run", "export")
 def run(_pages: Pages, request: HttpRequest, pk: int) -> HttpResponseBase:
     """Export the outcome of each message of a requeue run."""
     row, actor = RequeueRun.objects.filter(pk=pk).first(), Actor.of_request(request)
@@ -95,7 +95,7 @@ def run(_pages: Pages, request: HttpRequest, pk: int) -> HttpResponseBase:
     return _file(lines, f"run-{pk}", "csv")
 
 
-@needs("view_audit", "export")
+@requires("view_audit", "export")
 def audit(pages: Pages, request: HttpRequest) -> HttpResponseBase:
     """Export the rows that the audit log's list shows on all its pages."""
     try:

@@ -23,7 +23,7 @@ from django_rmq_retry.admin.labels import (
     plain_words,
     trends_of,
 )
-from django_rmq_retry.admin.pages import Button, Pages, edits, needs, refusal
+from django_rmq_retry.admin.pages import Button, Pages, edits, refusal, requires
 from django_rmq_retry.admin.timeline import activity, latest
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, ParkedOrigin, State
 from django_rmq_retry.parked import operators
@@ -40,7 +40,7 @@ PER_PAGE = 25
 MOST_TYPES = 8
 
 
-@needs("view_group", "note")
+@requires("view_group", "note")
 def note(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     group = ErrorGroup.objects.filter(pk=pk).first()
     if group is None:

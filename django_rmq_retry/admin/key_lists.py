@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin.choice import MOST_KEYS_SHOWN, seen_by
-from django_rmq_retry.admin.pages import Button, Pages, migrated, needs, refusal
+from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
 from django_rmq_retry.attempts.history import waiting
 from django_rmq_retry.health.facts import MOST_SURVEYED_MESSAGES
 from django_rmq_retry.models import Attempt, KeyList, State
@@ -25,7 +25,7 @@ MOST_MATCHES_SHOWN = 20
 
 
 @migrated
-@needs("view")
+@requires("view")
 def view(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Store a list and show the matches of each of its keys; the buttons lead to the pages that ask."""
     wrong, text = "", request.POST.get("keys", "")

@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy, npgettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin.labels import LEFT_OUT
-from django_rmq_retry.admin.pages import Pages, needs, refusal
+from django_rmq_retry.admin.pages import Pages, refusal, requires
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.reasons import Reason
@@ -177,7 +177,7 @@ FILTERS = (
 )
 
 
-@needs("view")
+@requires("view")
 def newer(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Return the bar of newer messages alone: a part of a page, for the script."""
     try:

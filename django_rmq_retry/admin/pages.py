@@ -49,7 +49,7 @@ def refusal(request: HttpRequest, *verbs: str, message: object = None, count: in
     return ""
 
 
-def needs(*verbs: str) -> Callable[[View[P]], Callable[Concatenate[Any, HttpRequest, P], HttpResponseBase]]:
+def requires(*verbs: str) -> Callable[[View[P]], Callable[Concatenate[Any, HttpRequest, P], HttpResponseBase]]:
     """Answer 403 with the reason if the user lacks one of these permissions."""
 
     def decorate(view: View[P]) -> View[P]:

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_POST
 
 from django_rmq_retry import declared
 from django_rmq_retry.admin import broker_look
-from django_rmq_retry.admin.pages import Pages, needs, refusal
+from django_rmq_retry.admin.pages import Pages, refusal, requires
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.halts import halted
@@ -165,7 +165,7 @@ class QueueControlAdmin(Pages):
             **more,
         )
 
-    @needs("view_queue", "pause_queue")
+    @requires("view_queue", "pause_queue")
     def change_state(self, request: HttpRequest) -> HttpResponse:
         queues, action = request.POST.getlist("queue"), request.POST.get("action", "")
         reason, span = request.POST.get("reason", ""), request.POST.get("span", "")

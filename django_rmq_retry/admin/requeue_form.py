@@ -20,7 +20,7 @@ from django_rmq_retry.admin.choice import (
     unchecked,
     with_seen_examples,
 )
-from django_rmq_retry.admin.pages import Pages, migrated, needs, refusal
+from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
 from django_rmq_retry.admin.queues import Standing, Standstills
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
@@ -78,7 +78,7 @@ class RequeueForm:
 
 
 @migrated
-@needs("requeue")
+@requires("requeue")
 @choosing(gettext_lazy("Requeue"))
 def preview(pages: Pages, request: HttpRequest, selection: Selection, left: LeftOut) -> HttpResponse:
     """Show the messages to send and the objections; start the requeue run if that button was pressed."""

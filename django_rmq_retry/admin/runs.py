@@ -17,7 +17,7 @@ from django.views.decorators.http import require_POST
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin import broker_look, early_form, exports, labels, requeue_form, steering
 from django_rmq_retry.admin.labels import column, cut_line, labelled
-from django_rmq_retry.admin.pages import Button, Pages, needs, refusal
+from django_rmq_retry.admin.pages import Button, Pages, refusal, requires
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.health.processes import any_alive
 from django_rmq_retry.health.rules import number
@@ -116,7 +116,7 @@ class RequeueRunAdmin(Pages):
     def row_page(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return self._shown(request, steering.run_of(object_id))
 
-    @needs("requeue")
+    @requires("requeue")
     def send(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Send a slice of the requeue run: short ones for the script, longer ones for a user without it."""
         scripted = bool(request.GET.get("fragment"))

@@ -8,7 +8,7 @@ from django.template.defaultfilters import floatformat
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_rmq_retry.admin.pages import Button, Pages, migrated, needs, refusal
+from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
 from django_rmq_retry.admin.requeue_form import typed_number
 from django_rmq_retry.models import RequeueRun, RunState
 from django_rmq_retry.parked import requeue_options, steering
@@ -21,7 +21,7 @@ RESUME, TEST, STOP = "resume", "test", "stop"
 
 
 @migrated
-@needs("view_run", "control")
+@requires("view_run", "control")
 def control(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     """Ask before the run is resumed or stopped, and do what was pressed."""
     run = run_of(str(pk))

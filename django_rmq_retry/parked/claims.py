@@ -213,7 +213,7 @@ def store_results(run_id: int, results: Sequence[ClaimResult]) -> None:
     move([rows[one.claim.record] for one in kept if one.kind is Outcome.UNKNOWN], State.PARKED, **UNCONFIRMED)
     back = [one for one in kept if one.kind not in (Outcome.CONFIRMED, Outcome.UNKNOWN)]
     _put_back(back, rows)
-    _settle_items(run_id, results, {one.claim.item: rows[one.claim.record].revision + 1 for one in back})
+    _store_items(run_id, results, {one.claim.item: rows[one.claim.record].revision + 1 for one in back})
 
 
 def _is_unchanged(row: ParkedMessage | None, claim: Claim) -> bool:
@@ -238,7 +238,7 @@ def _put_back(results: Sequence[ClaimResult], rows: dict[int, ParkedMessage]) ->
     ParkedOrigin.objects.add(origins, using=using)
 
 
-def _settle_items(run_id: int, results: Sequence[ClaimResult], revisions: dict[int, int]) -> None:
+def _store_items(run_id: int, results: Sequence[ClaimResult], revisions: dict[int, int]) -> None:
     using, now = database(), database_clock.now(database())
     known = locked_run(run_id)
     if known is None:

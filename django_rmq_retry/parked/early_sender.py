@@ -40,7 +40,7 @@ from django_rmq_retry.statements import in_slices
 HELD_SECONDS = 20.0
 """Seconds for which retries are held unacked, at the run's rate: they do not expire meanwhile."""
 MOST_HELD = 500
-SETTLE_SECONDS = 1.0
+OUTCOMES_SECONDS = 1.0
 """Seconds between two searches for the outcomes of retries that were sent early."""
 SUCCESSES = (Kind.ACK.value, Kind.DISCARD.value)
 
@@ -54,7 +54,7 @@ class EarlySender:
         self._patience = patience
         self._seconds = HELD_SECONDS if seconds is None else min(seconds, HELD_SECONDS)
         self._clock = clock
-        self._settled = float("-inf")
+        self._counted = float("-inf")
         self._opened = ExitStack()
         self._withdrawal: Withdrawal | None = None
         self._held: list[WaitingRetry] = []
@@ -81,10 +81,10 @@ class EarlySender:
         self._lease.note_wait(run, None)
         return self._pace.wait(run.rate)
 
-    def settle(self, run: RequeueRun) -> None:
+    def find_outcomes(self, run: RequeueRun) -> None:
         """Find the outcomes of the retries that were sent, and count them in the run."""
-        if self._clock() - self._settled >= SETTLE_SECONDS:
-            self._settle(run)
+        if self._clock() - self._counted >= OUTCOMES_SECONDS:
+            self._count_outcomes(run)
 
     def close(self) -> None:
         """Give back what is held."""
@@ -153,13 +153,13 @@ class EarlySender:
         self.close()
         # None is left, so those that were claimed were sent too.
         rows_of(run).filter(state=ItemState.CLAIMED).update(state=ItemState.SENT)
-        self._settle(run)
+        self._count_outcomes(run)
 
-    def _settle(self, run: RequeueRun) -> None:
-        find_outcomes(run)
+    def _count_outcomes(self, run: RequeueRun) -> None:
+        note_outcomes(run)
         recount(run.pk)
         run.refresh_from_db()
-        self._settled = self._clock()
+        self._counted = self._clock()
 
     def _wait_after(self, run: RequeueRun, failed: Exception) -> float:
         """Wait for the broker or a full queue; pause if only an operator can help."""
@@ -174,7 +174,7 @@ class EarlySender:
         return RECHECK_SECONDS
 
 
-def find_outcomes(run: RequeueRun) -> None:
+def note_outcomes(run: RequeueRun) -> None:
     """Note the outcomes of the retries that were sent, by their first attempts after that."""
     rows = rows_of(run)
     sent = list(rows.filter(state=ItemState.SENT).values_list("pk", "identity", "sent_at"))

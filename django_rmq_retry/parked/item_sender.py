@@ -42,7 +42,7 @@ class ItemSender:
         self._judge(run, claims, results)
         return self._pace.wait(run.rate)
 
-    def settle(self, run: RequeueRun) -> None:
+    def find_outcomes(self, run: RequeueRun) -> None:
         """Do nothing: consumers note the outcomes of parked messages."""
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ class Sender(Protocol):
     def send(self, run: RequeueRun, room: int) -> float | None:
         """Send up to ``room`` messages; return the seconds until the next slice, or None if none is left to send."""
 
-    def settle(self, run: RequeueRun) -> None:
+    def find_outcomes(self, run: RequeueRun) -> None:
         """Find the outcomes that nobody else finds, and count them in the run."""
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class RunSteps:
         if run.state == RunState.STOPPED or run.listing:
             return self._list_or_skip(run)
         if run.state == RunState.WAITING:
-            self._sender.settle(run)
+            self._sender.find_outcomes(run)
             return self._advance()
         # Ask the broker only when in doubt: a publish would detect an outage too, but takes longer to fail.
         doubtful = run.state == RunState.PLANNED or run.wait == RunWait.BROKER_AWAY
@@ -142,7 +142,7 @@ class RunSteps:
         return 0.0
 
     def _slice(self, run: RequeueRun, sender: Sender) -> float | None:
-        sender.settle(run)
+        sender.find_outcomes(run)
         if rate := recent_rate(run):
             self._lease.change(**rate)
         pause = self._guard_pause(run)

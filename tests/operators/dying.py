@@ -22,8 +22,8 @@ STEPS = {
     "after a claim": ("item_sender.claim", "after"),
     "after the first copy": ("item_sender.publish", "first"),
     "after a publish": ("item_sender.publish", "after"),
-    "in a note, records changed": ("claims._settle_items", "before"),
-    "in a note, before its commit": ("claims._settle_items", "after"),
+    "in a note, records changed": ("claims._store_items", "before"),
+    "in a note, before its commit": ("claims._store_items", "after"),
     "after a note": ("item_sender.store_results", "after"),
     "at the end": ("run_steps.advance", "before"),
 }
