@@ -16,7 +16,7 @@ from django_rmq_retry.ordering.keys import blocked_figures, record_of, records_o
 from django_rmq_retry.parked.blocked_keys import blocked, unblock
 from django_rmq_retry.parked.operators import Actor, Outdated, Refused
 
-MOST_KEYS_SHOWN = 200
+KEYS_ON_PAGE = 200
 """Keys on one page; more than an operator resolves one by one."""
 
 
@@ -36,7 +36,7 @@ class BlockedKeyAdmin(Pages):
         if asked:
             texts = ("key", "handler", "blocker")
             found = found.filter(reduce(or_, (Q(**{f"{name}__icontains": asked}) for name in texts)))
-        rows = list(found[:MOST_KEYS_SHOWN])
+        rows = list(found[:KEYS_ON_PAGE])
         records = records_of(rows)
         return self.page(
             request,
@@ -46,7 +46,7 @@ class BlockedKeyAdmin(Pages):
             rows=[(row, _seen(request, records.get(row.pk))) for row in rows],
             standing=blocked_figures(),
             asked=asked,
-            more=found.count() - len(rows) if len(rows) == MOST_KEYS_SHOWN else 0,
+            more=found.count() - len(rows) if len(rows) == KEYS_ON_PAGE else 0,
             why_not=refusal(request, "unblock"),
         )
 

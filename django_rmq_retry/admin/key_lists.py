@@ -15,7 +15,7 @@ from django_rmq_retry.attempts.history import waiting
 from django_rmq_retry.health.facts import MOST_SURVEYED_MESSAGES
 from django_rmq_retry.models import Attempt, KeyList, State
 from django_rmq_retry.parked.key_lists import Lookup, list_filter, look_up, matches_of_list, store
-from django_rmq_retry.parked.key_text import MOST_KEYS, parse, text_of_keys
+from django_rmq_retry.parked.key_text import MOST_KEYS_OF_LIST, parse, text_of_keys
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import LISTED, Selection, number_in
 from django_rmq_retry.templatetags.rmq_retry import counted
@@ -43,7 +43,7 @@ def view(pages: Pages, request: HttpRequest) -> HttpResponse:
         status=422 if wrong else 200,
         text=text_of_keys(lookup.keys) if lookup else text,
         wrong={"keys": wrong} if wrong else {},
-        most=MOST_KEYS,
+        most=MOST_KEYS_OF_LIST,
         answer=lookup,
         **(_answer(pages, request, known, lookup) if known and lookup else {}),
     )

@@ -46,9 +46,9 @@ from django_rmq_retry.parked.selection import number_in
 
 MOST_EDITABLE_BYTES = 3 * 1024 * 1024
 """A form sends up to three bytes for each byte of a body, and more for the end of a line."""
-MOST_ATTEMPTS = 20
-MOST_ACTIONS = 20
-MOST_KEYS = 50
+MOST_ATTEMPTS_SHOWN = 20
+MOST_ACTIONS_SHOWN = 20
+MOST_OWN_KEYS_SHOWN = 50
 
 
 def of_message(*verbs: str) -> Callable[[Callable[..., HttpResponseBase]], Callable[..., HttpResponseBase]]:
@@ -156,7 +156,7 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
     """Show the page; ``shown`` names the hidden fields that this one response reveals."""
     neighbours = _neighbours(message)
     history, acts = _history(request, message)
-    keys = list(message.keys.order_by("pk").values_list("value", flat=True)[:MOST_KEYS])
+    keys = list(message.keys.order_by("pk").values_list("value", flat=True)[:MOST_OWN_KEYS_SHOWN])
     return pages.page(
         request,
         "parkedmessage/message.html",
@@ -284,13 +284,14 @@ def _neighbours(message: ParkedMessage) -> dict[str, Any]:
 
 def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, Any], list[OperatorAction]]:
     """Return the timeline and the activity for the page, and the newest actions, whoever may see them."""
-    attempts = list(attempts_of(message)[: MOST_ATTEMPTS + 1])
-    items = list(RequeueItem.objects.filter(message=message.pk).select_related("run").order_by("-pk")[:MOST_ACTIONS])
+    attempts = list(attempts_of(message)[: MOST_ATTEMPTS_SHOWN + 1])
+    places = RequeueItem.objects.filter(message=message.pk).select_related("run").order_by("-pk")
+    items = list(places[:MOST_ACTIONS_SHOWN])
     names = {message.identity, *(attempt.identity for attempt in attempts)}
     early = EarlyRetry.objects.filter(identity__in=names).select_related("run").order_by("-pk")
-    retries = list(early[:MOST_ACTIONS]) if attempts else []
+    retries = list(early[:MOST_ACTIONS_SHOWN]) if attempts else []
     about = acts_on([message.pk], runs={item.run_id for item in items} | {retry.run_id for retry in retries})
-    actions = list(OperatorAction.objects.filter(about).order_by("-number")[:MOST_ACTIONS])
+    actions = list(OperatorAction.objects.filter(about).order_by("-number")[:MOST_ACTIONS_SHOWN])
     no_traces = refusal(request, "view_traceback", message=message)
     if no_traces:
         for attempt in attempts:
@@ -300,10 +301,10 @@ def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, An
     seen = [action for action in actions if not no_activity and (not only_own or action.actor_id == request.user.pk)]
     shown = {
         "items": items,
-        "events": timeline(message, attempts[:MOST_ATTEMPTS], actions, items, retries),
-        "more_attempts": len(attempts) > MOST_ATTEMPTS,
+        "events": timeline(message, attempts[:MOST_ATTEMPTS_SHOWN], actions, items, retries),
+        "more_attempts": len(attempts) > MOST_ATTEMPTS_SHOWN,
         "by_cycle": sorted(Counter(attempt.cycle for attempt in attempts).items())
-        if len(attempts) <= MOST_ATTEMPTS
+        if len(attempts) <= MOST_ATTEMPTS_SHOWN
         else (),
         "no_traces": no_traces,
         "activity": with_reasons(seen),

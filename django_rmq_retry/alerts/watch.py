@@ -23,7 +23,7 @@ log = logging.getLogger("django_rmq_retry")
 
 ALERT_LOOK_SECONDS = 15.0
 """Seconds between two looks at what is wrong, and between two tries for the lease."""
-LEASE = timedelta(seconds=60)
+ALERTS_LEASE = timedelta(seconds=60)
 """Longer than a look and a try together take; it is renewed before each."""
 STOP_SECONDS = 1.0
 NAME = "alerts"
@@ -123,7 +123,7 @@ class AlertWatcher(Recurring):
         """Take or renew the lease; return the row, or None if another process has it."""
         now = database_clock.now(database())
         free = Q(leased_until__isnull=True) | Q(leased_until__lt=now) | Q(holder=self._name)
-        taken = {"holder": self._name, "leased_until": now + LEASE}
+        taken = {"holder": self._name, "leased_until": now + ALERTS_LEASE}
         if not _rows().filter(free).update(**taken):
             _row, made = _rows().get_or_create(name=NAME, defaults=taken)
             if not made:
@@ -132,7 +132,7 @@ class AlertWatcher(Recurring):
 
     def _record(self, ledgers: dict[str, Ledger]) -> None:
         told = {name: ledger.rows() for name, ledger in ledgers.items()}
-        if not self._mine().update(told=told, leased_until=database_clock.now(database()) + LEASE):
+        if not self._mine().update(told=told, leased_until=database_clock.now(database()) + ALERTS_LEASE):
             raise LeaseLost
 
     def _mine(self) -> "QuerySet[AlertWatch]":

@@ -20,7 +20,7 @@ log = logging.getLogger("django_rmq_retry")
 
 REPORT_SECONDS = 5.0
 """Seconds after which a consumer reports again that a queue is still halted."""
-AWAY_SECONDS = 3.0
+ELSEWHERE_SECONDS = 3.0
 """Seconds after which a message that was returned to its queue does not come again to the consumer that had it."""
 STALE_HALT = timedelta(seconds=30)
 """The time after which a consumer that has stopped reporting counts as gone."""
@@ -84,7 +84,7 @@ class Halts:
         if self._holds(queue):
             self._unheld.pop(queue, None)
             return False
-        return now - self._unheld.setdefault(queue, now) >= AWAY_SECONDS
+        return now - self._unheld.setdefault(queue, now) >= ELSEWHERE_SECONDS
 
     def _leave(self, queue: str) -> None:
         """Report a queue no more; the start of its halt stays, in case the same message fails in another process."""

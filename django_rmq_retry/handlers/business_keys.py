@@ -9,7 +9,7 @@ from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.texts import short
 
-MOST_KEYS = 20
+MOST_KEYS_OF_MESSAGE = 20
 KEY_BYTES = 255
 """Largest size of a stored key, in bytes; longer keys are stored, and looked up, truncated."""
 
@@ -20,7 +20,7 @@ def business_keys(subscription: Subscription, delivery: Delivery) -> list[str]:
         return []
     with forks.ending():
         given = subscription.keys(delivery)
-        named = [given] if isinstance(given, str) else islice(given, MOST_KEYS)
+        named = [given] if isinstance(given, str) else islice(given, MOST_KEYS_OF_MESSAGE)
         return list(dict.fromkeys(short(key, KEY_BYTES) for key in named if key not in (None, "")))
 
 

@@ -27,7 +27,7 @@ from django_rmq_retry.messages.properties import (
     copied_properties,
     encode_entry,
 )
-from django_rmq_retry.messages.stamp import HANDLER_BYTES, MOST_ATTEMPTS, OURS, Stamp, copy_of, stamp_of
+from django_rmq_retry.messages.stamp import HANDLER_BYTES, HIGHEST_COUNT, OURS, Stamp, copy_of, stamp_of
 from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.policies.carriers import Hop
 from django_rmq_retry.policies.verdict import Kind, Verdict
@@ -125,7 +125,7 @@ def parked_copy(verdict: Verdict, case: Case) -> Message:
     if case.as_bytes:
         # Shorten the texts so that they fit any header: an invalid exchange or key may be the reason for the failure.
         stamp = _with_origin(delivery)._replace(
-            attempts=min(delivery.attempt, MOST_ATTEMPTS) if verdict.counted else 0,
+            attempts=min(delivery.attempt, HIGHEST_COUNT) if verdict.counted else 0,
             since=0,
             wait=0,
             exchange=short(delivery.exchange, SHORT_STRING_BYTES),
@@ -171,7 +171,7 @@ def _with_parked_headers(delivery: Delivery, put: dict[str, object]) -> Properti
 def failed_attempts(delivery: Delivery) -> int:
     """Return the number of failed attempts, counted in the stamp or by the broker; 0 if the headers are unreadable."""
     try:
-        return min(stamp_of(delivery).attempts + rejections(delivery.headers, delivery.queue), MOST_ATTEMPTS)
+        return min(stamp_of(delivery).attempts + rejections(delivery.headers, delivery.queue), HIGHEST_COUNT)
     except UndecodableHeaders:
         return 0
 

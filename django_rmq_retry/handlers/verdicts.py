@@ -8,7 +8,7 @@ from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import ROOM_BYTES
 from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.messages.texts import ErrorNote
-from django_rmq_retry.policies.verdict import Kind, Verdict, discard, park, retry
+from django_rmq_retry.policies.verdict import Kind, Verdict, lost, park, retry
 
 SUSPICIOUS_RETURNS = 3
 """Returns after which a message goes to quarantine; before RabbitMQ 4.3 a worker's orderly stop counts as one too."""
@@ -56,7 +56,7 @@ def goes_back(verdict: Verdict) -> bool:
 
 def lost_by_auto_ack(verdict: Verdict) -> Verdict:
     """Return a verdict to discard, for a message with ack="auto", which the broker has dropped already."""
-    return discard(f"It is lost, because its handler has ack='auto': {verdict.detail or verdict.error}", verdict.error)
+    return lost(verdict.detail or verdict.error, verdict.error)
 
 
 def no_handler(delivery: Delivery) -> Verdict:

@@ -31,16 +31,16 @@ from django_rmq_retry.health.facts import (
     Survey,
 )
 from django_rmq_retry.health.rules import (
-    CLOCKS_APART,
+    CLOCKS_APART_AFTER,
     HALTED_TOO_LONG,
     LOGIN,
     NEARLY_FULL,
-    OUTBOX_OVERDUE,
+    OUTBOX_OVERDUE_AFTER,
     PARKED_TOO_LONG,
     PARKED_TOO_MANY,
     PAUSED_TOO_LONG,
     PROBE_OVERDUE,
-    RUN_IDLE,
+    RUN_IDLE_AFTER,
     STUCK_FOR,
     Code,
     Problem,
@@ -71,7 +71,7 @@ class Limits:
     max_parked: int | None = None
     """The limit that a command has set; without one, ``PARKED_TOO_MANY`` holds."""
     parked_age: timedelta | None = PARKED_TOO_LONG
-    outbox_age: timedelta = OUTBOX_OVERDUE
+    outbox_age: timedelta = OUTBOX_OVERDUE_AFTER
     halted_age: timedelta | None = HALTED_TOO_LONG
 
 
@@ -260,7 +260,7 @@ def in_survey(survey: Survey, limits: Limits) -> Iterator[Problem]:
 
 def _in_clocks(survey: Survey) -> Iterator[Problem]:
     apart = abs(survey.apart)
-    if apart > CLOCKS_APART:
+    if apart > CLOCKS_APART_AFTER:
         yield Problem(
             code=Code.CLOCKS_WRONG if apart > database_clock.CLOCK_TOLERANCE else Code.CLOCKS_APART,
             subject=survey.alias,
@@ -512,7 +512,7 @@ def in_runs(
             code = Code.RUN_PAUSED if run.wait else Code.RUN_HELD
         elif run.wait not in USUAL_WAITS:
             code = Code.RUN_WAITS
-        elif idle > RUN_IDLE:
+        elif idle > RUN_IDLE_AFTER:
             code = Code.RUN_IDLE
         if code is not None:
             left = max(run.unsent - others, 0)

@@ -15,9 +15,9 @@ from django.utils.formats import number_format
 from django.utils.translation import get_language, gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-OUTBOX_OVERDUE = timedelta(minutes=5)
+OUTBOX_OVERDUE_AFTER = timedelta(minutes=5)
 """The age from which a message in the outbox is a problem: a relay sends within seconds."""
-RUN_IDLE = timedelta(minutes=5)
+RUN_IDLE_AFTER = timedelta(minutes=5)
 """The time without progress from which a requeue run is a problem."""
 PROBE_OVERDUE = timedelta(minutes=1)
 """The time past its due time after which a probe that no consumer has begun means that the queue has no consumers."""
@@ -33,7 +33,7 @@ STUCK_FOR = timedelta(seconds=30)
 """The time for which all threads of a process run handlers beyond their deadline, after which it is stuck."""
 RETRY_OVERDUE = timedelta(minutes=10)
 """The time past its due time after which a retry that was not attempted again is overdue."""
-CLOCKS_APART = timedelta(seconds=2)
+CLOCKS_APART_AFTER = timedelta(seconds=2)
 """The difference of two clocks from which it is reported; from ``database_clock.CLOCK_TOLERANCE`` on it is an error."""
 NEARLY_FULL = 0.8
 """The share of a limit from which blocked messages are a warning."""

@@ -21,7 +21,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.facts import RECENT, Survey, surveyed
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import Limits, in_groups, unusable
-from django_rmq_retry.health.rules import CLOCKS_APART, Area, Code, Problem
+from django_rmq_retry.health.rules import CLOCKS_APART_AFTER, Area, Code, Problem
 from django_rmq_retry.health.time_limit import Unanswered, in_time
 from django_rmq_retry.management.findings import Finding, Grade
 from django_rmq_retry.messages.texts import one_line
@@ -101,7 +101,7 @@ class RecordExamination:
             for area, what in ((Area.CLOCKS, ""), (Area.CONSUMERS, "Heartbeats were"), (Area.PARKED, "")):
                 yield Finding.unseen(area, self._unread or "the database was not read", what=what)
             return
-        yield from looked(Area.CLOCKS, lambda: [_agreeing(survey)] if abs(survey.apart) <= CLOCKS_APART else [])
+        yield from looked(Area.CLOCKS, lambda: [_agreeing(survey)] if abs(survey.apart) <= CLOCKS_APART_AFTER else [])
         yield from looked(Area.PARKED, lambda: [] if survey.parked.count else ["No message is parked."])
 
     def growing(self) -> Iterator[Finding]:

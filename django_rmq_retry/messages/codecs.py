@@ -15,7 +15,7 @@ from django_rmq_retry.messages.properties import Properties
 from django_rmq_retry.messages.texts import ErrorNote
 
 SHOWN_CHARACTERS = 80
-DEPTH_LIMIT = 64
+BODY_DEPTH_LIMIT = 64
 MAGNITUDE_LIMIT = 308
 """The largest decimal exponent, up or down, that a 64-bit floating point number of any reader can hold."""
 ENCODINGS = frozenset({"", "utf-8", "utf8", "identity"})
@@ -56,9 +56,9 @@ class Json:
             )
         try:
             text = body.decode()
-            if text.count("[") + text.count("{") <= DEPTH_LIMIT or not _too_deep(text):
+            if text.count("[") + text.count("{") <= BODY_DEPTH_LIMIT or not _too_deep(text):
                 return _decode(text)
-            problem = f"it is nested more than {DEPTH_LIMIT} levels deep"
+            problem = f"it is nested more than {BODY_DEPTH_LIMIT} levels deep"
         except UnicodeDecodeError as error:
             problem = f"it is not UTF-8 at byte {error.start}"
         except ValueError as error:
@@ -157,12 +157,12 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _too_deep(text: str) -> bool:
-    """True if the text is nested deeper than DEPTH_LIMIT: the parser, and readers of its data, recurse per level."""
+    """True if the text is nested too deep: the parser, and readers of its data, recurse per level."""
     depth = 0
     for bracket in _BRACKETS.finditer(text):
         first = bracket[0][0]
         depth += (first in "[{") - (first in "]}")
-        if depth > DEPTH_LIMIT:
+        if depth > BODY_DEPTH_LIMIT:
             return True
     return False
 

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from django_rmq_retry.messages.masking import MOST_LEVELS, TooDeep, tokens
+from django_rmq_retry.messages.masking import MOST_LEVELS, PLAIN_NAME, TooDeep, tokens
 
 Path = tuple[str | int, ...]
 """The names and list positions that lead to a value."""
 MOST_COMPARED = 600
 """Largest number of tokens, on each side, searched for what was inserted or removed; more would take seconds."""
-_PLAIN = re.compile(r"[\w$-]+")
 _STEP = re.compile(r'\.?([\w$-]+)|\.?("(?:[^"\\]|\\.)*")|\[(\d{1,9})\]')
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
@@ -76,7 +75,7 @@ def path_text(path: Path) -> str:
         if isinstance(step, int):
             text += f"[{step}]"
         else:
-            part = step if _PLAIN.fullmatch(step) else json.dumps(step, ensure_ascii=False)
+            part = step if PLAIN_NAME.fullmatch(step) else json.dumps(step, ensure_ascii=False)
             text += f".{part}" if text else part
     return text
 
@@ -155,8 +154,8 @@ def _between(word: str, following: str) -> tuple[str, bool]:
 
 def _places(old: Sequence[str], new: Sequence[str]) -> Iterator[int | None]:
     """Yield the place in the old text that each new token has; None for one that was inserted."""
-    top = _alike(old, new)
-    bottom = min(_alike(old[::-1], new[::-1]), len(old) - top, len(new) - top)
+    top = alike(old, new)
+    bottom = min(alike(old[::-1], new[::-1]), len(old) - top, len(new) - top)
     middle, typed = old[top : len(old) - bottom], new[top : len(new) - bottom]
     yield from range(top)
     if len(middle) == len(typed):
@@ -170,6 +169,7 @@ def _places(old: Sequence[str], new: Sequence[str]) -> Iterator[int | None]:
     yield from range(len(old) - bottom, len(old))
 
 
-def _alike(old: Sequence[str], new: Sequence[str]) -> int:
+def alike(old: Sequence[str], new: Sequence[str]) -> int:
+    """Return the number of characters, tokens or lines that both begin with."""
     pairs = enumerate(zip(old, new, strict=False))
     return next((at for at, (one, other) in pairs if one != other), min(len(old), len(new)))

@@ -11,7 +11,8 @@ from typing import Any
 
 HIDDEN = "•••"
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
-_PLAIN = re.compile(r"[\w$-]+")
+PLAIN_NAME = re.compile(r"[\w$-]+")
+"""A name that stands in a path without quotes."""
 MOST_LEVELS = 100
 """The deepest nesting that is parsed. The path of a field in a deeper text could be as long as the text itself."""
 _REMEMBERED = 100
@@ -124,7 +125,7 @@ class _Walk:
             if level.listed:
                 path += f"[{level.index}]"
             elif level.key is not None:
-                part = level.key if _PLAIN.fullmatch(level.key) else json.dumps(level.key)
+                part = level.key if PLAIN_NAME.fullmatch(level.key) else json.dumps(level.key)
                 path += f".{part}" if path else part
         return path
 

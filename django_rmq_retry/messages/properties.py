@@ -13,7 +13,7 @@ from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.header_names import BARE
 
 SHOWN_NAME_CHARACTERS = 60
-DEPTH_LIMIT = 64
+HEADER_DEPTH_LIMIT = 64
 SHORT_STRING_BYTES = 255
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -38,7 +38,7 @@ _ARRAY, _TABLE = b"AF"
 FALLIBLE = frozenset(b"AFT")
 """The types whose value may be complete and still fail to decode."""
 
-_INT32 = range(-(2**31), 2**31)
+INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
 _SCALE_LIMIT = 255
 
@@ -185,8 +185,8 @@ def decode_key(key: bytes) -> str:
 
 
 def _check_depth(depth: int) -> None:
-    if depth > DEPTH_LIMIT:
-        raise UndecodableHeaders(f"it is nested more than {DEPTH_LIMIT} levels deep")
+    if depth > HEADER_DEPTH_LIMIT:
+        raise UndecodableHeaders(f"it is nested more than {HEADER_DEPTH_LIMIT} levels deep")
 
 
 _DECODERS: dict[int, Callable[[bytes, int, int, int], object]] = {
@@ -237,8 +237,8 @@ def encode_value(value: object, *, depth: int = 1) -> bytes:
 
 
 def _encode_nested(value: object, depth: int) -> bytes:
-    if depth > DEPTH_LIMIT:
-        raise ValueError(f"A header may be nested {DEPTH_LIMIT} levels deep, this one is nested deeper.")
+    if depth > HEADER_DEPTH_LIMIT:
+        raise ValueError(f"A header may be nested {HEADER_DEPTH_LIMIT} levels deep, this one is nested deeper.")
     if isinstance(value, dict):
         return _prefixed(b"F", b"".join(encode_entry(key, item, depth=depth + 1) for key, item in value.items()))
     if isinstance(value, list | tuple):
@@ -251,7 +251,7 @@ def _prefixed(kind: bytes, content: bytes) -> bytes:
 
 
 def _encode_int(value: int) -> bytes:
-    if value in _INT32:
+    if value in INT32:
         return struct.pack(">ci", b"I", value)
     if value in _INT64:
         return struct.pack(">cq", b"l", value)
@@ -269,10 +269,10 @@ def _encode_decimal(value: Decimal) -> bytes:
     if not isinstance(exponent, int):
         raise ValueError(f"A header cannot carry the decimal {value}.")  # noqa: TRY004 the type is right
     scale = max(-exponent, 0)
-    if exponent > len(str(_INT32.stop)) or scale > _SCALE_LIMIT:
+    if exponent > len(str(INT32.stop)) or scale > _SCALE_LIMIT:
         raise ValueError(f"The decimal {value} does not fit into a header; send it as text.")
     number = int("".join(map(str, digits))) * 10 ** max(exponent, 0) * (-1 if sign else 1)
-    if number not in _INT32:
+    if number not in INT32:
         raise ValueError(f"The decimal {value} has too many digits for a header; send it as text.")
     return b"D" + DECIMAL.pack(scale, number)
 

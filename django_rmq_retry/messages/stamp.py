@@ -24,7 +24,7 @@ TRACE_CONTEXT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2
 """The form of a W3C trace context (w3.org/TR/trace-context), with the id of the trace and its flags."""
 SUMMARY_BYTES = 1000
 HANDLER_BYTES = 255
-MOST_ATTEMPTS = 2**31 - 1
+HIGHEST_COUNT = 2**31 - 1
 """The largest number that an integer header holds."""
 LONGEST_WAIT_MILLISECONDS = milliseconds(LONGEST_WAIT_SECONDS)
 
@@ -70,7 +70,7 @@ class Stamp(NamedTuple):
             summary = _latest(summary)
         return self._replace(
             # Forged x-death counts can add up to more than an integer header holds.
-            attempts=min(attempt, MOST_ATTEMPTS),
+            attempts=min(attempt, HIGHEST_COUNT),
             since=self.since or now,
             summary=summary,
             traceparent=traceparent or self.traceparent,
@@ -127,7 +127,7 @@ def at_origin(delivery: Delivery, *, came_by: Delivery) -> Delivery:
     return replace(delivery, exchange=stamp.exchange, routing_key=stamp.routing_key)
 
 
-def _number(headers: Headers, field: str, *, most: int = MOST_ATTEMPTS) -> int:
+def _number(headers: Headers, field: str, *, most: int = HIGHEST_COUNT) -> int:
     value = headers.get(STAMP_HEADERS[field])
     return value if type(value) is int and 0 < value <= most else 0
 

@@ -4,7 +4,7 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import MAXYEAR, UTC, datetime, timedelta
+from datetime import MAXYEAR, datetime, timedelta
 from enum import Enum
 from typing import Any
 
@@ -19,6 +19,7 @@ from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.identity import message_identity
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import By, ParkedCopy, read_parked
+from django_rmq_retry.messages.properties import EPOCH
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.messages.tracebacks import Grouping, untraced
 from django_rmq_retry.models import ParkedMessage, State
@@ -31,7 +32,6 @@ TEXT_LIMIT = 10_000
 """The longest text of a copy that another program wrote. Our own error texts are shorter: see messages.texts."""
 FINGERPRINT_LENGTH = 40
 HEX = frozenset("0123456789abcdef")
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Step(Enum):

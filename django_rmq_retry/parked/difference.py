@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby, zip_longest
 
+from django_rmq_retry.messages.json_fields import alike
+
 CONTEXT_LINES = 3
 MOST_LINES = 400
 """Largest number of lines, on both sides, for a full comparison; more would take minutes. More lines are compared in
@@ -62,8 +64,8 @@ def _apart(old: str | None, new: str | None) -> tuple[DiffLine | None, DiffLine 
     """Return a replaced line and its replacement, each with the part that differs."""
     start = stop = 0
     if old is not None and new is not None:
-        start = _alike(old, new)
-        stop = _alike(old[start:][::-1], new[start:][::-1])
+        start = alike(old, new)
+        stop = alike(old[start:][::-1], new[start:][::-1])
     return (
         None if old is None else _line(Sign.GONE, old, start, len(old) - stop),
         None if new is None else _line(Sign.NEW, new, start, len(new) - stop),
@@ -84,8 +86,8 @@ def _part(text: str, start: int, stop: int) -> str:
 
 
 def _groups(old: Sequence[str], new: Sequence[str]) -> Iterator[Sequence[Step]]:
-    top = _alike(old, new)
-    bottom = _alike(old[top:][::-1], new[top:][::-1])
+    top = alike(old, new)
+    bottom = alike(old[top:][::-1], new[top:][::-1])
     first, last = max(0, top - CONTEXT_LINES), max(0, bottom - CONTEXT_LINES)
     before, after = old[first : len(old) - last], new[first : len(new) - last]
     steps = _one_by_one(before, after)
@@ -100,12 +102,6 @@ def _groups(old: Sequence[str], new: Sequence[str]) -> Iterator[Sequence[Step]]:
         else:
             group.append((tag, low, high, begin, end))
     yield group
-
-
-def _alike(old: Sequence[str], new: Sequence[str]) -> int:
-    """Return the number of characters or lines that both begin with."""
-    pairs = enumerate(zip(old, new, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(old), len(new)))
 
 
 def _one_by_one(old: Sequence[str], new: Sequence[str]) -> Iterator[Step]:

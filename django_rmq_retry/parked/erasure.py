@@ -44,7 +44,7 @@ from django_rmq_retry.statements import in_slices
 
 ERASED_AT_ONCE = 500
 """Messages of one transaction."""
-MOST_NAMED = 20
+MOST_NUMBERS_NAMED = 20
 EMPTY = {"body": b"", "properties": encode_properties(Properties()), "sha256": hashlib.sha256(b"").hexdigest()}
 """The contents of an erased message, and of each of its versions."""
 M = TypeVar("M", bound=Model)
@@ -176,8 +176,8 @@ def _check(subject: _Subject) -> None:
             "%(count)d messages are open or requeued: %(numbers)s. Discard them, or wait for their outcome.",
             len(unresolved),
         )
-        shown = ", ".join(f"#{number}" for number in unresolved[:MOST_NAMED])
-        more = " …" if len(unresolved) > MOST_NAMED else ""
+        shown = ", ".join(f"#{number}" for number in unresolved[:MOST_NUMBERS_NAMED])
+        more = " …" if len(unresolved) > MOST_NUMBERS_NAMED else ""
         raise Refused(text % {"count": len(unresolved), "numbers": shown + more})
     blocked = [
         *having(_rows(BlockedKey), "key", subject.keys),

@@ -9,7 +9,7 @@ from django_rmq_retry.handlers.business_keys import KEY_BYTES
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.parked.operators import Refused
 
-MOST_KEYS = 10_000
+MOST_KEYS_OF_LIST = 10_000
 MOST_TEXT = 4_000_000
 """Largest length of a pasted text, in characters."""
 CELL_SEPARATORS = ",;\t\uff0c\uff1b"
@@ -44,9 +44,9 @@ def parse(text: str, *, spaces: bool = False) -> list[str]:
     apart = spaces or len(entries) == 1
     parts = (part for entry, quoted in entries for part in (entry.split() if apart and not quoted else [entry]))
     keys = list(dict.fromkeys(short(part, KEY_BYTES) for part in parts if part))
-    if len(keys) > MOST_KEYS:
+    if len(keys) > MOST_KEYS_OF_LIST:
         sentence = _("The list has %(count)d keys; at most %(most)d are allowed. Split it. Nothing was looked up.")
-        raise Refused(sentence % {"count": len(keys), "most": MOST_KEYS})
+        raise Refused(sentence % {"count": len(keys), "most": MOST_KEYS_OF_LIST})
     return keys
 
 

@@ -10,7 +10,7 @@ from django_rmq_retry.models import RequeueRun, RunState, RunWait
 from django_rmq_retry.parked.database import database, locked_run
 from django_rmq_retry.parked.pace import restart_rate
 
-LEASE = timedelta(seconds=15)
+RUN_LEASE = timedelta(seconds=15)
 DRIVEN = (RunState.PLANNED, RunState.RUNNING, RunState.WAITING)
 TO_DRIVE = Q(state__in=DRIVEN) | Q(state=RunState.STOPPED, finished_at=None)
 """Runs that need a driver, including stopped runs with items that are not skipped yet."""
@@ -31,8 +31,8 @@ class RunLease:
         rows = self._rows().filter(free, TO_DRIVE)
         if not self._mine:
             # Nobody sent meanwhile: a standstill says nothing about the rate.
-            rows.filter(beat_at__lt=now - LEASE).update(**restart_rate())
-        self._mine = bool(rows.update(driver=self.driver, leased_until=now + LEASE, beat_at=now))
+            rows.filter(beat_at__lt=now - RUN_LEASE).update(**restart_rate())
+        self._mine = bool(rows.update(driver=self.driver, leased_until=now + RUN_LEASE, beat_at=now))
         return self._rows().filter(TO_DRIVE).first() if self._mine else None
 
     def release(self) -> None:

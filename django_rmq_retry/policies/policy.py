@@ -20,6 +20,7 @@ from django_rmq_retry.policies.verdict import (
     discard,
     error_types,
     halt,
+    lost,
     park,
     retry,
 )
@@ -228,7 +229,7 @@ class AutoAck(OneShot):
 
     def rule(self, failure: Failure) -> Verdict:
         cause = _note_of(failure.error)
-        return discard(f"It is lost, because its handler has ack='auto': {cause}", cause)
+        return lost(cause, cause)
 
 
 def check_attempts(attempts: object) -> None:

@@ -58,6 +58,11 @@ def discard(detail: str, error: ErrorNote | None = None) -> Verdict:
     return Verdict(kind=Kind.DISCARD, detail=short(detail, DETAIL_BYTES), error=error)
 
 
+def lost(cause: object, error: ErrorNote | None) -> Verdict:
+    """Return the verdict on a failed message with ``ack="auto"``, which the broker deleted when it delivered it."""
+    return discard(f"It is lost, because its handler has ack='auto': {cause}", error)
+
+
 def halt(after: float, error: ErrorNote | None = None, *, detail: str = "") -> Verdict:
     return Verdict(kind=Kind.HALT, after=after, error=error, detail=short(detail, DETAIL_BYTES))
 

@@ -12,7 +12,7 @@ from django_rmq_retry.publishing.outbox_rows import OutboxRow
 
 log = logging.getLogger("django_rmq_retry")
 
-MOST_ATTEMPTS = 15
+MOST_FAILED_SENDS = 15
 """Failed attempts after which a row needs an operator; with these waits that takes about nine minutes."""
 FIRST_RESEND_SECONDS, LONGEST_RESEND_SECONDS = 1.0, 60.0
 
@@ -73,8 +73,8 @@ def wait_after(attempts: int) -> float:
 def failed(row: OutboxRow, *, using: str, why: str, whose: RowFault) -> float:
     """Schedule the next attempt and return the seconds until it; 0 if the row is kept for an operator."""
     # Only faults of the message itself may use up its attempts: a full queue or a missing permission may last longer.
-    attempts = row.attempts + 1 if whose is RowFault.ROW else min(row.attempts + 1, MOST_ATTEMPTS // 2)
-    if whose is RowFault.ROW and attempts >= MOST_ATTEMPTS:
+    attempts = row.attempts + 1 if whose is RowFault.ROW else min(row.attempts + 1, MOST_FAILED_SENDS // 2)
+    if whose is RowFault.ROW and attempts >= MOST_FAILED_SENDS:
         outbox_rows.mark_failed(row.id, using=using, attempts=attempts, error=why)
         text = "Message %r stays in the outbox of %r until an operator sends it again or discards it: %s"
         log.critical(text, *_facts(row, using, why), extra=_extra(row, "outbox_failed"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connections
 
-from django_rmq_retry.breakers.halts import AWAY_SECONDS, Halts, halted
+from django_rmq_retry.breakers.halts import ELSEWHERE_SECONDS, Halts, halted
 from django_rmq_retry.breakers.queue_state import Halt
 from django_rmq_retry.breakers.table import database
 from django_rmq_retry.models import QueueControl
@@ -78,7 +78,7 @@ def test_a_halt_is_reported_by_the_process_that_holds_the_message(monkeypatch: p
     held.clear()
     halts.report()
     assert len(halted()) == 1, "the message may come again at once"
-    now[0] += AWAY_SECONDS
+    now[0] += ELSEWHERE_SECONDS
     halts.report()
     assert (halted(), known) == ((), [])
 
@@ -95,7 +95,7 @@ def test_a_halt_that_the_database_did_not_end_is_ended_at_the_next_look(monkeypa
     halts.report()
     held.clear()
     halts.report()
-    now[0] += AWAY_SECONDS
+    now[0] += ELSEWHERE_SECONDS
 
     def away(*_query: object) -> None:
         raise OperationalError("away")

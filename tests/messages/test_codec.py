@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from django_rmq_retry import Json, Raw
 from django_rmq_retry.errors import UndecodableBody, UnencodableData
 from django_rmq_retry.messages import Properties
-from django_rmq_retry.messages.codecs import DEPTH_LIMIT, BodyLimits, decoded
+from django_rmq_retry.messages.codecs import BODY_DEPTH_LIMIT, BodyLimits, decoded
 from tests.handlers.factories import delivery
 
 PLAIN = st.recursive(
@@ -232,7 +232,7 @@ STRINGS = b"[" + b'"",' * 600_000 + b'""]'
         (MANY, "it has more elements than RMQ_RETRY['BODY_ELEMENTS'], 500000"),
         (STRINGS, "it has more elements than RMQ_RETRY['BODY_ELEMENTS'], 500000"),
         (b'"' + b"x" * 17_000_000 + b'"', "it is larger than RMQ_RETRY['BODY_BYTES'], 16777216"),
-        (b"[" * 100_000, f"it is nested more than {DEPTH_LIMIT} levels deep"),
+        (b"[" * 100_000, f"it is nested more than {BODY_DEPTH_LIMIT} levels deep"),
     ],
     ids=["many elements", "many strings", "many bytes", "many levels"],
 )

@@ -23,7 +23,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.parked.claims import ClaimResult, end_expired_claims, store_results
-from django_rmq_retry.parked.lease import LEASE
+from django_rmq_retry.parked.lease import RUN_LEASE
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.pace import RunPace
 from django_rmq_retry.parked.steering import change_rate, pause, resume, stop
@@ -140,7 +140,7 @@ class TestRate:
             waits.append(wait)
             clock.now += wait
 
-        assert max(waits) < LEASE.total_seconds()
+        assert max(waits) < RUN_LEASE.total_seconds()
         assert sum(waits[:-1]) >= 20 - 1e-6
 
 

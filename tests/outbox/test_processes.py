@@ -180,7 +180,7 @@ def poisoned(broker_url: str, settings: Any, declared: None) -> Iterator[None]: 
 def test_a_row_that_closes_the_connection_doubles_the_others_at_most_once_and_fails(
     amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_rmq_retry.publishing.faults.MOST_ATTEMPTS", 3)
+    monkeypatch.setattr("django_rmq_retry.publishing.faults.MOST_FAILED_SENDS", 3)
     payments = [Message(body=b"%d" % number, routing_key=QUEUE) for number in range(300)]
     insert_unsent([*payments[:200], Message(body=EVIL, routing_key="evil"), *payments[200:]])
     for _ in range(20):

@@ -159,7 +159,7 @@ def test_two_relays_at_once_double_no_row_and_keep_each_order(post: Post) -> Non
 def test_a_row_that_the_broker_can_never_accept_fails_with_its_reason(
     post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(faults, "MOST_ATTEMPTS", 3)
+    monkeypatch.setattr(faults, "MOST_FAILED_SENDS", 3)
     left("bad", "good")
     post.ends["bad"] = RETURNED
     one = relay()
@@ -195,7 +195,7 @@ TOPIC = channel_closed_over(Cause.ACCESS_TOPIC)
 def test_a_full_queue_or_a_missing_permission_never_fails_a_row(
     end: PublishResult, post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faults, "MOST_ATTEMPTS", 3)
+    monkeypatch.setattr(faults, "MOST_FAILED_SENDS", 3)
     monkeypatch.setattr(faults, "PROBE_MARGIN_SECONDS", -1000.0)
     left("full")
     post.ends["full"] = end

@@ -13,7 +13,7 @@ from django_rmq_retry.conf import Settings
 from django_rmq_retry.health.rules import (
     HALTED_TOO_LONG,
     NEARLY_FULL,
-    OUTBOX_OVERDUE,
+    OUTBOX_OVERDUE_AFTER,
     PARKED_TOO_LONG,
     PAUSED_TOO_LONG,
 )
@@ -52,7 +52,7 @@ def test_the_alerts_have_the_thresholds_of_doctor_and_admin() -> None:
     limit = {one.name: one.default for one in fields(Settings)}["blocked_total"]
     hours, minutes = timedelta(hours=1), timedelta(minutes=1)
 
-    assert f"> {OUTBOX_OVERDUE.total_seconds():g} " in rules["RmqRetryOutboxOld"]
+    assert f"> {OUTBOX_OVERDUE_AFTER.total_seconds():g} " in rules["RmqRetryOutboxOld"]
     assert f"> {NEARLY_FULL} * {limit} " in rules["RmqRetryBlockedNearLimit"]
     assert f"> {PARKED_TOO_LONG / hours:g} * 3600" in rules["RmqRetryMessageParkedTooLong"]
     assert f" for {PAUSED_TOO_LONG / hours:g}h" in rules["RmqRetryQueuePaused"]

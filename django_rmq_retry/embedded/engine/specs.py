@@ -6,9 +6,8 @@ from decimal import Decimal
 
 from django_rmq_retry.embedded.engine.behaviour import Behaviour
 from django_rmq_retry.embedded.engine.refusals import RequestRefused, resource_text, unequal
+from django_rmq_retry.messages.properties import INT32
 from django_rmq_retry.topology.plan import MOST_TTL_MS
-
-_INT32 = range(-(2**31), 2**31)
 
 _ArgumentCheck = Callable[[object], str | None]
 HIGHEST_PRIORITY = 255
@@ -36,7 +35,7 @@ def type_name(value: object) -> str:
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):
-        return "signedint" if value in _INT32 else "long"
+        return "signedint" if value in INT32 else "long"
     names = {str: "longstr", bytes: "binary", float: "double", Decimal: "decimal", list: "array", dict: "table"}
     return names.get(type(value), "void" if value is None else "timestamp")
 

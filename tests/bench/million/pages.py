@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from django_rmq_retry.models import ParkedMessage
-from django_rmq_retry.parked.key_text import MOST_KEYS
+from django_rmq_retry.parked.key_text import MOST_KEYS_OF_LIST
 from tests.admin import made
 from tests.bench.million import tables
 from tests.bench.million.shapes import Shape
@@ -81,7 +81,7 @@ def pages(shape: Shape) -> Iterator[Shown]:
 
 def _whole(preview: str) -> Iterator[Shown]:
     """Return the pages on which an operator acts on all messages of an incident."""
-    keys = "\n".join(f"PAY-{number}" for number in range(1, MOST_KEYS + 1))
+    keys = "\n".join(f"PAY-{number}" for number in range(1, MOST_KEYS_OF_LIST + 1))
     yield Shown(name="preview of all", address=preview, served=300.0, own=None)
     yield Shown(name="10,000 pasted keys", address=f"{LIST}keys/", posted={"keys": keys}, served=1000.0, own=None)
     left_out = {"except": keys, "leave_out": "1"}
