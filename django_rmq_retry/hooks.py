@@ -270,15 +270,15 @@ def context_of(attempt: AroundAttempt) -> str:
 
 
 @cache
-def current() -> Hooks:
-    """Return the hooks of the settings."""
+def project_hooks() -> Hooks:
+    """Return the hooks that the settings name."""
     hooks: Sequence[Any] = settings().around
     return Hooks(hooks)
 
 
 def _changed(*, setting: str, **_: object) -> None:
     if setting == NAME:
-        current.cache_clear()
+        project_hooks.cache_clear()
 
 
 setting_changed.connect(_changed, dispatch_uid="django_rmq_retry.hooks")

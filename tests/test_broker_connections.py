@@ -37,8 +37,8 @@ def named(vhost: Vhost) -> list[str]:
 
 @pytest.mark.usefixtures("wired")
 def test_no_connection_is_opened_before_the_first_publish(vhost: Vhost) -> None:
-    assert broker_connections.current.publisher is not None
-    assert broker_connections.current.caller() is not None
+    assert broker_connections.connections.publisher is not None
+    assert broker_connections.connections.caller() is not None
 
     assert vhost.connections() == []
 
@@ -49,7 +49,7 @@ def test_all_threads_share_one_publisher() -> None:
 
     def ask(_: int) -> int:
         gate.wait(5)
-        return id(broker_connections.current.publisher)
+        return id(broker_connections.connections.publisher)
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(ask, range(8)))) == 1
@@ -59,7 +59,7 @@ def test_all_threads_share_one_publisher() -> None:
 def test_closed_connections_are_reopened(amqp: BlockingChannel) -> None:
     amqp.queue_declare("q")
     for _ in range(3):
-        broker_connections.current.publisher.publish(to("q"))
+        broker_connections.connections.publisher.publish(to("q"))
         broker_connections.close()
 
     assert amqp.queue_declare("q", passive=True).method.message_count == 3
@@ -74,12 +74,12 @@ def test_closing_unopened_connections_does_nothing() -> None:
 @pytest.mark.usefixtures("wired")
 def test_a_dead_io_thread_is_replaced_once_for_all_threads(amqp: BlockingChannel) -> None:
     amqp.queue_declare("q")
-    before = broker_connections.current.publisher
-    broker_connections.current.io("x").stop(timeout=5)
+    before = broker_connections.connections.publisher
+    broker_connections.connections.io("x").stop(timeout=5)
     with pytest.raises(MessageUnsent):
         before.publish(to("q"))
     with ThreadPoolExecutor(8) as pool:
-        found = set(pool.map(lambda _: broker_connections.current.publisher, range(8)))
+        found = set(pool.map(lambda _: broker_connections.connections.publisher, range(8)))
     assert len(found) == 1
     found.pop().publish(to("q"))
 
@@ -89,8 +89,8 @@ def test_a_dead_io_thread_is_replaced_once_for_all_threads(amqp: BlockingChannel
 @pytest.mark.usefixtures("wired")
 def test_publishing_and_calling_use_separate_connections(vhost: Vhost) -> None:
     with pytest.raises(MessageUnsent):
-        broker_connections.current.publisher.publish(to("k" * 300))
-    caller: Any = broker_connections.current.caller()
+        broker_connections.connections.publisher.publish(to("k" * 300))
+    caller: Any = broker_connections.connections.caller()
     caller._io.call(caller._link.open)
 
     assert wait_until(lambda: named(vhost) == ["call", "publish"])
@@ -103,7 +103,7 @@ settings.configure(RMQ_RETRY={"URL": sys.argv[1]}, INSTALLED_APPS=["django_rmq_r
 django.setup()
 from django_rmq_retry.publishing import broker_connections as wiring
 from django_rmq_retry.messages.message import Message
-send = lambda body: wiring.current.publisher.publish(Message(body=body, routing_key="q"), timeout=5)
+send = lambda body: wiring.connections.publisher.publish(Message(body=body, routing_key="q"), timeout=5)
 send(b"parent before")
 child = os.fork()
 if not child:

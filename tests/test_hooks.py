@@ -24,7 +24,7 @@ from django_rmq_retry import (
     publish_many,
 )
 from django_rmq_retry.errors import DeadlineExceeded
-from django_rmq_retry.hooks import Around, AroundAttempt, AroundPublish, current
+from django_rmq_retry.hooks import Around, AroundAttempt, AroundPublish, project_hooks
 from django_rmq_retry.policies import Kind
 from django_rmq_retry.testing import RmqTest
 
@@ -121,7 +121,7 @@ def test_a_hook_is_not_called_for_messages_that_it_declines(around: Set, others:
     assert [one.delivery.type for one in choosing.attempts] == ["wanted"]
     assert [one.verdict.kind for one in choosing.attempts if one.verdict] == [Kind.DISCARD]
     assert [(len(other.attempts), len(other.publishes)) for other in more] == [(3, 3)] * others
-    assert dict(current().failures) == {"tests.test_hooks.Choosing": 2}
+    assert dict(project_hooks().failures) == {"tests.test_hooks.Choosing": 2}
 
 
 class Generating:
@@ -164,7 +164,7 @@ def test_a_hook_whose_attributes_cannot_be_read_is_called(around: Set, request: 
     charging(lambda _message: None).publish({})
     rmq.drain()
 
-    assert (len(hook.publishes), len(hook.attempts), current().failures) == (1, 1, {})
+    assert (len(hook.publishes), len(hook.attempts), project_hooks().failures) == (1, 1, {})
 
 
 def test_a_generator_function_with_bound_arguments_is_a_hook(around: Set, request: Any) -> None:
@@ -179,7 +179,7 @@ def test_a_generator_function_with_bound_arguments_is_a_hook(around: Set, reques
     charging(lambda _message: None).publish({})
     rmq.drain()
 
-    assert (left, current().failures) == (["AroundPublish", "AroundAttempt"], {})
+    assert (left, project_hooks().failures) == (["AroundPublish", "AroundAttempt"], {})
 
 
 @pytest.mark.parametrize("kind", [Generating, Odd, Unready])
@@ -190,7 +190,7 @@ def test_only_an_answer_that_is_true_declines(around: Set, kind: type[Generating
     charging(lambda _message: None).publish({})
     rmq.drain()
 
-    assert (hook.left, current().failures) == (["AroundPublish", "AroundAttempt"], {})
+    assert (hook.left, project_hooks().failures) == (["AroundPublish", "AroundAttempt"], {})
 
 
 def test_a_hook_that_declined_a_message_is_not_called_because_another_has_seen_it(around: Set, request: Any) -> None:
@@ -260,7 +260,7 @@ def test_a_broken_hook_costs_no_message(
         rmq.drain()
 
     assert (len(ran), len(seen.attempts), len(seen.publishes)) == (3, 3, 3)
-    assert list(current().failures.values()) == [6 if isinstance(error, Exception) else 3]
+    assert list(project_hooks().failures.values()) == [6 if isinstance(error, Exception) else 3]
     told = [record.getMessage() for record in caplog.records if record.__dict__.get("event") == "hook_failed"]
     name = f"{__name__}.{breaking.__qualname__}"
     assert told == [
@@ -313,7 +313,7 @@ def test_a_header_that_is_too_large_leaves_the_message_as_it_was(around: Set, re
     rmq.drain()
 
     assert [dict(one.headers) for one in ran] == [{}]
-    assert sum(current().failures.values()) == 1
+    assert sum(project_hooks().failures.values()) == 1
 
 
 def test_a_hook_that_replaces_the_message_by_nothing_is_ignored(around: Set, request: Any) -> None:
@@ -386,7 +386,7 @@ def test_an_invalid_hook_is_refused_by_name(settings: Any, given: object, senten
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "AROUND": given}
 
     with pytest.raises(ImproperlyConfigured, match="AROUND") as refused:
-        current()
+        project_hooks()
     assert sentence in str(refused.value)
 
 
@@ -410,7 +410,7 @@ def test_what_ends_the_caller_of_a_publish_passes_the_hooks(
 
     with pytest.raises(type(end)):
         charge.publish({})
-    assert ([one.error for one in seen.publishes], sum(current().failures.values())) == ([end], 0)
+    assert ([one.error for one in seen.publishes], sum(project_hooks().failures.values())) == ([end], 0)
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), GeneratorExit()])
@@ -426,7 +426,7 @@ def test_a_cancelled_future_in_a_hook_is_a_failure_of_the_hook(
     charging(done.append).publish({})
     rmq.drain()
 
-    assert (len(done), sum(current().failures.values())) == (1, 2)
+    assert (len(done), sum(project_hooks().failures.values())) == (1, 2)
 
 
 @pytest.mark.parametrize("others", [0, 1])
@@ -444,7 +444,7 @@ def test_what_ends_the_caller_of_a_publish_passes_a_hook_that_is_asked(
 
     with pytest.raises(type(end)):
         charge.publish({})
-    assert current().failures == {}
+    assert project_hooks().failures == {}
 
 
 @pytest.mark.parametrize("given", [None, 7, "x" * 200_000, "\ud800", "00-zz"])

@@ -243,7 +243,7 @@ def test_an_outbox_row_is_due_at_once_despite_a_wrong_host_clock(
     wrong: float, right: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shifted(monkeypatch, wrong)
-    outbox.current.keep([Message(body=b"{}", routing_key="payments")], using="default")
+    outbox.writer.keep([Message(body=b"{}", routing_key="payments")], using="default")
     written = OutboxMessage.objects.get()
     assert abs(written.created_at - right) < NEAR
     assert abs(written.due_at - right) < timedelta(minutes=2)

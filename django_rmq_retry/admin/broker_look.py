@@ -123,7 +123,7 @@ def _now() -> datetime:
 
 
 def _seen(known: Sequence[Declared]) -> Look:
-    with broker_connections.current.session(purpose="admin", patience=AWAY_SECONDS) as session:
+    with broker_connections.connections.session(purpose="admin", patience=AWAY_SECONDS) as session:
         if session is None:
             return Look(at=_now())
         gauged = declared.gauged(declared.declarer_on(session), known)

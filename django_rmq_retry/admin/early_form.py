@@ -108,7 +108,7 @@ def _looked(form: EarlyForm) -> tuple[WaitingReport | None, str, str]:
     """Return what waits; without it why these retries cannot be sent, or why the broker does not tell."""
     try:
         ways_back(form.queue)
-        with broker_connections.current.session(purpose="admin", patience=broker_look.AWAY_SECONDS) as session:
+        with broker_connections.connections.session(purpose="admin", patience=broker_look.AWAY_SECONDS) as session:
             if session is None:
                 return None, "", _("The broker does not answer.")
             return report(session, form.queue, form.wanted), "", ""

@@ -73,7 +73,7 @@ def consumer(
     breaker_gate = BreakerGate(work_queues, BreakerTable(), now=seconds, chance=random.random, who=name, warn=warn)
     pace = RateGate(work_queues, RateTable(), now=seconds)
     surroundings = _surroundings(events, recorder, (breaker_gate, pace, OrderGate()), meter)
-    access, opened = settings.access(port_of=Keeper().port), broker_connections.current
+    access, opened = settings.access(port_of=Keeper().port), broker_connections.connections
     source = PikaSource(opened.io("rmq-io"), access, opened.publisher, needs=needed(work_queues))
     made = Consumer(
         work_queues,
@@ -102,7 +102,7 @@ def _surroundings(
     settings = conf.settings()
     journals = (recorder, events, meter)
     return Surroundings(
-        around=FreshConnections if recorder is None else FreshConnectionsAndLog,
+        with_connections=FreshConnections if recorder is None else FreshConnectionsAndLog,
         # Records before signals: a receiver of a signal may read the record of the attempt.
         journals=[journal for journal in journals if journal is not None],
         acked=None if meter is None else meter.acked,
@@ -119,7 +119,7 @@ def _surroundings(
         check=check_writable,
         away=_away,
         gates=gates,
-        hooks=hooks.current() if settings.around else None,
+        hooks=hooks.project_hooks() if settings.around else None,
     )
 
 
@@ -150,7 +150,7 @@ def _away(error: BaseException) -> bool:
 
 def drainer(queues: Sequence[str]) -> Drainer:
     """Build a drainer of these parked queues with a connection of its own, on the I/O thread of the process."""
-    access, opened = conf.settings().access(port_of=Keeper().port), broker_connections.current
+    access, opened = conf.settings().access(port_of=Keeper().port), broker_connections.connections
     work_queues = registry.work_queues()
     parts = DrainerParts(
         source=lambda: PikaSource(opened.io("rmq-io"), access, opened.publisher, patient=True),

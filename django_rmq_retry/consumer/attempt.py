@@ -84,7 +84,7 @@ class Attempts:
 
     def _attempt(self, state: AttemptState, begin: Callable[[Delivery], None] | None) -> None:
         """Run the steps; an attempt that was interrupted after its handler returned resumes with the judgement."""
-        with self._surroundings.around():
+        with self._surroundings.with_connections():
             if state.outcome is not None and state.subscription is not None:
                 self._conclude(state, state.subscription)
                 return
@@ -103,8 +103,8 @@ class Attempts:
                         _skip_crashed(state, state.crash)
                 self._conclude(state, subscription)
             except BaseException as error:
-                if entered and state.around is not None:
-                    state.around.verdict, state.around.error = None, error
+                if entered and state.hooked is not None:
+                    state.hooked.verdict, state.hooked.error = None, error
                 raise
             finally:
                 if entered and self._hooks is not None:
@@ -210,18 +210,18 @@ class Attempts:
         hooks, tidied = self._hooks, self._surroundings.tidied
         if hooks is None:
             return None
-        wanting = hooks.wanting(state.delivery, state.around, tidied)
+        wanting = hooks.wanting(state.delivery, state.hooked, tidied)
         if not wanting:
             return None
-        state.around = AroundAttempt(
+        state.hooked = AroundAttempt(
             delivery=state.delivery,
             handler=subscription.name,
             limit=subscription.policy.attempts,
             before=state.traceparent,
             hooks=wanting,
         )
-        entered = hooks.enter(state.around, wanting, tidied=tidied)
-        state.traceparent = context_of(state.around)
+        entered = hooks.enter(state.hooked, wanting, tidied=tidied)
+        state.traceparent = context_of(state.hooked)
         return entered
 
     def _run(self, state: AttemptState, subscription: Subscription, begin: Callable[[Delivery], None] | None) -> None:
@@ -303,8 +303,8 @@ class Attempts:
 
     def _record(self, state: AttemptState, subscription: Subscription) -> None:
         """Note the attempt in the journals; a successful first attempt only if a journal asks for those."""
-        if state.around is not None:
-            state.around.verdict, state.around.error = state.verdict, state.error
+        if state.hooked is not None:
+            state.hooked.verdict, state.hooked.error = state.verdict, state.error
         first = (state.without_headers and state.number == 1) or not has_history(state.delivery)
         # Evaluated for every message: a generator would take three times as long.
         wanted = state.verdict is not ACK or not first or any([one.notes_acks for one in self._surroundings.journals])  # noqa: C419
@@ -456,7 +456,7 @@ class Attempts:
         state.delivery = replace(state.delivery, attempt=state.number, key=state.key)
         detail = f"{_begun(state)}: {ErrorNote.of(error)}"
         verdict = replace(park(Reason.UNSETTLED, detail, ErrorNote.of(error)), counted=False)
-        with self._surroundings.around():
+        with self._surroundings.with_connections():
             self._carry_out(state, subscription, verdict, as_bytes=True)
             state.error = error
             if subscription is not None and subscription.order_by is not None and state.key is not None:

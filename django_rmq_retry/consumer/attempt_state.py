@@ -51,7 +51,7 @@ class AttemptState:
     """True if the settlement is final: no later failure changes it."""
     outside_failures: int = 0
     """Failures outside the handler that the message itself may have caused."""
-    around: AroundAttempt | None = None
+    hooked: AroundAttempt | None = None
     """The attempt as its hooks see it; None if there are none."""
     traceparent: str = ""
     """The W3C trace context of the attempt, if a hook has set one."""

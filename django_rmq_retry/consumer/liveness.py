@@ -54,7 +54,7 @@ class States:
         stands = stuck is not None and time.monotonic() - stuck > STUCK_FOR.total_seconds()
         meter.set(Slot.READY, consumer.ready and not stands)
         self._count(Slot.UNANSWERED, self._events.unanswered)
-        self._count(Slot.HOOK_FAILURES, sum(hooks.current().failures.values()))
+        self._count(Slot.HOOK_FAILURES, sum(hooks.project_hooks().failures.values()))
 
     def end(self) -> None:
         """Write that the process is stopping: it is no longer ready, and counts as alive until it has ended."""

@@ -103,7 +103,7 @@ class ConsumingProcess:
         meter = self._meter
         self._states = None if meter is None else States(meter, self._consumer, self._events, threads=start.threads)
         beats = [one.beat for one in (self._live, self._states) if one is not None]
-        self._pulse = Pulse(beats, ask=broker_connections.current.io("rmq-io").call) if beats else None
+        self._pulse = Pulse(beats, ask=broker_connections.connections.io("rmq-io").call) if beats else None
 
     @property
     def why(self) -> str:

@@ -24,7 +24,7 @@ class PutAside:
             declare(name)
             self._declared.add(name)
         try:
-            broker_connections.current.publisher.publish(
+            broker_connections.connections.publisher.publish(
                 set_aside(delivery, why, queue=name), timeout=PUT_ASIDE_SECONDS
             )
         except MessageReturned:

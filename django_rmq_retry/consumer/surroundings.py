@@ -26,7 +26,8 @@ def no_inbox(subscription: Subscription, _delivery: Delivery, _state: OnceState)
 class Surroundings:
     """The surroundings of the attempts of one process, complete when constructed; the defaults do nothing."""
 
-    around: Callable[[], AbstractContextManager[object]]
+    with_connections: Callable[[], AbstractContextManager[object]]
+    """Entered around each attempt, which gets fresh connections to the database."""
     journals: Sequence[Journal]
     clock: Callable[[], float]
     """Seconds on a monotonic clock."""

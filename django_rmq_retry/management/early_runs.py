@@ -56,7 +56,7 @@ def send_waiting(command: RmqCommand, options: Options) -> Exit:
     chosen.check()
     check_known("queue", [queue], controls.queues())
     wanted = RetryFilter.of(options)
-    with broker_connections.current.session(purpose="command", patience=options["timeout"]) as session:
+    with broker_connections.connections.session(purpose="command", patience=options["timeout"]) as session:
         if session is None:
             raise CommandError("There is no broker.", returncode=Exit.UNREACHABLE)
         found = report(session, queue, wanted)
@@ -100,7 +100,7 @@ def _say_standstill(command: RmqCommand, queue: str, options: Options) -> None:
     [state] = [one.state(now) for one in controls.queue_states() if one.queue == queue]
     if state != FLOWING:
         command.say(f"Queue {queue} is {state}: what is sent waits there. See manage.py rmq_queue list.")
-    broker = broker_connections.current.target_queues(options["timeout"])
+    broker = broker_connections.connections.target_queues(options["timeout"])
     try:
         say_unread(command, [queue] if broker.lacks_consumers(queue) else [])
     finally:

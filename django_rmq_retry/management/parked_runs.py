@@ -272,7 +272,7 @@ def _check_broker(options: Options, queues: Sequence[str]) -> list[str]:
     """Return those of the queues that have no consumer; raise a CommandError without a broker."""
     if options["planned"]:
         return []
-    broker = broker_connections.current.target_queues(options["timeout"])
+    broker = broker_connections.connections.target_queues(options["timeout"])
     try:
         if not broker.is_reachable():
             text = "The broker is unreachable, so nothing was requeued. Pass --planned to start the requeue run later."
@@ -299,7 +299,7 @@ def follow(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
         raise
     code = report_run(command, ended, options, code_of(ended))
     if ended.sent > ended.processed + ended.failed:
-        broker = broker_connections.current.target_queues(options["timeout"])
+        broker = broker_connections.connections.target_queues(options["timeout"])
         try:
             say_unread(command, [queue for queue in _targets(ended) if broker.lacks_consumers(queue)])
         finally:

@@ -202,7 +202,7 @@ def pass_on(blocked_key: BlockedKey) -> BlockedMessage | None:
         since=database_clock.now(using),
         waiting=BlockedMessage.objects.using(using).filter(block=blocked_key).count() - 1,
     )
-    outbox.current.keep([copy_back(following, blocked_key.queue)], using=using)
+    outbox.writer.keep([copy_back(following, blocked_key.queue)], using=using)
     following.delete(using=using)
     return following
 

@@ -53,7 +53,7 @@ def publish(
     claims: Sequence[Claim], *, timeout: float, clock: Callable[[], float] = time.monotonic
 ) -> list[ClaimResult]:
     ended: queue.SimpleQueue[ClaimResult] = queue.SimpleQueue()
-    publisher = broker_connections.current.publisher
+    publisher = broker_connections.connections.publisher
 
     def end(claim: Claim, result: PublishResult) -> None:
         ended.put(ClaimResult(claim=claim, result=result))

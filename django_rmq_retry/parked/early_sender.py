@@ -126,7 +126,7 @@ class EarlySender:
 
     def _open(self) -> Withdrawal:
         if self._withdrawal is None:
-            opening = broker_connections.current.session(purpose="run", patience=self._patience)
+            opening = broker_connections.connections.session(purpose="run", patience=self._patience)
             session = self._opened.enter_context(opening)
             if session is None:
                 raise NotAllowed(_("There is no broker whose waiting queues could be read."))

@@ -129,7 +129,7 @@ def requeue(
     def send() -> RequeueRun:
         return send_run(run.pk, thread_name("code"), for_seconds=wait, outcomes=False)
 
-    if outbox.current.open_transaction() is None:
+    if outbox.writer.open_transaction() is None:
         return send()
     transaction.on_commit(send, using=database(), robust=True)
     return run

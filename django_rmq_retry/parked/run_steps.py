@@ -85,7 +85,7 @@ class RunSteps:
         self._clock = clock
         self._timeout = timeout_for(seconds)
         self._patience = min(DEPTH_SECONDS, self._timeout)
-        self._targets = targets or broker_connections.current.target_queues(self._patience)
+        self._targets = targets or broker_connections.connections.target_queues(self._patience)
         self._lease = RunLease(run_id, driver)
         self._pace = RunPace(clock)
         self._sender: Sender | None = None

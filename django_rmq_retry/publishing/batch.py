@@ -96,7 +96,7 @@ class RowBatch:
 
     def _send(self, row: OutboxRow, chain: _RowChain) -> None:
         try:
-            publisher = broker_connections.current.publisher
+            publisher = broker_connections.connections.publisher
         except Exception as error:  # noqa: BLE001 - the settings may be invalid; the row stays in the outbox
             self._answered(row, chain, unsent(Cause.OTHER, str(error)))
             return

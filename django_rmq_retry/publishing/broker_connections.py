@@ -123,8 +123,8 @@ class Connections:
             io.stop(timeout=2)
 
     def _io_ended(self) -> None:
-        if current is self:
-            replace_current(Connections(self.reach))
+        if connections is self:
+            replace_connections(Connections(self.reach))
 
 
 def _session(purpose: str, patience: float) -> Session:
@@ -133,28 +133,28 @@ def _session(purpose: str, patience: float) -> Session:
     return Session(replace(access, connect_timeout=timeout), purpose=purpose, patience=patience)
 
 
-current = Connections()
+connections = Connections()
 """The broker of this process; replaced after a fork, a close or the end of the I/O thread."""
 
 _parents: list[Connections] = []
 """The connections of the parent process, in a forked child. Never used; kept so that garbage collection closes none."""
 
 
-def replace_current(connections: Connections) -> Connections:
+def replace_connections(others: Connections) -> Connections:
     """Let this process use other connections; return the ones that it used."""
-    global current
-    before, current = current, connections
+    global connections
+    before, connections = connections, others
     return before
 
 
 def close() -> None:
     """Close all connections of this process; the next use opens new ones."""
-    current.close()
+    connections.close()
 
 
 def _forked() -> None:
     """Replace connections and locks in a forked child: they belong to the parent and to threads that are not here."""
-    _parents.append(replace_current(Connections()))
+    _parents.append(replace_connections(Connections()))
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -38,7 +38,7 @@ class ResultWriter:
     def take(self, using: str, answer: RowResult) -> None:
         """Queue a result for writing. Returns at once, in any thread."""
         if answer.result.confirmed:
-            broker_connections.current.reach.found()
+            broker_connections.connections.reach.found()
         self._answers.put((using, answer))
         self.start()
 

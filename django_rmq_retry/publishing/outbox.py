@@ -58,7 +58,7 @@ class AfterCommit:
             return
         # Results for which no thread could be started may be waiting.
         late_results.result_writer.start()
-        reach = broker_connections.current.reach
+        reach = broker_connections.connections.reach
         answers, in_flight = self._sent() if not reach.away or reach.take_probe() else ([], set())
         confirmed = [answer.row for answer in answers if answer.result.confirmed]
         if confirmed:
@@ -77,7 +77,7 @@ class AfterCommit:
 
     def _sent(self) -> tuple[list[RowResult], set[int]]:
         """Send the rows that no relay can have taken, and return the results and the ids of the rows in flight."""
-        timeout, reach = settings().publish_timeout, broker_connections.current.reach
+        timeout, reach = settings().publish_timeout, broker_connections.connections.reach
         if time.monotonic() - self.begun >= SPARE_SECONDS / 2 and not self._renewed():
             return [], set()
         rows = self._in_turn() if any(row.message.order_key for row in self.rows) else self.rows
@@ -134,7 +134,7 @@ class OutboxWriter:
         """Write messages, all or none, as rows of the open transaction; those of an ``order_key`` are sent in turn."""
         for message in messages:
             _check(message)
-        reach = broker_connections.current.reach
+        reach = broker_connections.connections.reach
         send_now = not reach.away or reach.probe_due()
         # Read before the insert: the lease starts then, and the database may keep the insert waiting.
         begun = time.monotonic()
@@ -145,8 +145,8 @@ class OutboxWriter:
             _send_on_commit(rows, using, begun)
 
 
-current = OutboxWriter()
-"""The outbox of this process; the test kit has one for each test."""
+writer = OutboxWriter()
+"""The outbox writer of this process; the test kit has one for each test."""
 
 
 def _check(message: Message) -> None:

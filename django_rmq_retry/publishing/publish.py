@@ -18,7 +18,7 @@ from django_rmq_retry.amqp.frames import MOST_HEADER_BYTES, check_address, check
 from django_rmq_retry.arguments import check_seconds
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import CallFailed, ConfigurationError, HeadersTooLarge, NotDelayable, NotExpirable
-from django_rmq_retry.hooks import AroundPublish, current
+from django_rmq_retry.hooks import AroundPublish, project_hooks
 from django_rmq_retry.messages.codecs import ENCODINGS, JSON, Codec, Json, decoded
 from django_rmq_retry.messages.header_names import ANSWER, BROKERS_OWN, FAILED, PREFIX
 from django_rmq_retry.messages.message import Delivery, Message
@@ -279,11 +279,11 @@ def publish_many(
     on commit, unless ``immediate``; then the result is the number of messages to be sent.
     """
     _check_timeout(timeout)
-    using = None if immediate else outboxes.current.open_transaction()
+    using = None if immediate else outboxes.writer.open_transaction()
     if settings().around:
         messages = _after_hooks(messages, stored=using is not None)
     if using is None:
-        return broker_connections.current.publisher.publish_many(
+        return broker_connections.connections.publisher.publish_many(
             map(_without_order_key, messages), window=window, timeout=timeout
         )
     kept = list(messages)
@@ -367,10 +367,10 @@ def dispatch(
 ) -> str:
     """Send a message now, or after the commit if a transaction is open. Return the message's id."""
     _check_timeout(timeout)
-    using = None if immediate else outboxes.current.open_transaction()
+    using = None if immediate else outboxes.writer.open_transaction()
     with _hooks(message, handler, stored=using is not None) as sent:
         if using is None:
-            broker_connections.current.publisher.publish(_without_order_key(sent), timeout=timeout)
+            broker_connections.connections.publisher.publish(_without_order_key(sent), timeout=timeout)
         else:
             _publish_on_commit([sent], using, outbox=outbox, timeout=timeout)
     return message.properties.message_id or ""
@@ -386,7 +386,7 @@ def _hooks(
 @contextmanager
 def _entered(message: Message, handler: str, kind: PublishKind, *, stored: bool) -> Iterator[Message]:
     one = AroundPublish(message=message, handler=handler, kind=kind)
-    with current().around(one):
+    with project_hooks().around(one):
         changed: object = one.message
         # A hook may have replaced the message by anything.
         yield changed if isinstance(changed, Message) else message
@@ -425,7 +425,7 @@ async def _confirmed(message: Message, timeout: float | None) -> str:  # noqa: A
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, ended, result)
 
-    broker_connections.current.publisher.send(_without_order_key(message), done, timeout=timeout)
+    broker_connections.connections.publisher.send(_without_order_key(message), done, timeout=timeout)
     result = await ended
     if not result.confirmed:
         raise result.error(message)
@@ -442,7 +442,7 @@ def _publish_on_commit(
 ) -> None:
     """Write messages to the outbox of a database; without one, publish them after the commit."""
     if outbox and takes(using):
-        outboxes.current.keep(messages, using=using)
+        outboxes.writer.keep(messages, using=using)
         return
     for message in map(_without_order_key, messages):
         check_writable(message)
@@ -454,7 +454,7 @@ def _publish_committed(messages: Sequence[Message], window: int, timeout: float 
     """Publish after the commit. A failure is critical, because the commit cannot be undone."""
     ids = [message.properties.message_id for message in messages]
     try:
-        publisher = broker_connections.current.publisher
+        publisher = broker_connections.connections.publisher
         if len(messages) == 1:
             publisher.publish(messages[0], timeout=timeout)
         else:
@@ -496,7 +496,7 @@ def call(
     """Send a call, also inside a transaction at once, as its caller waits; return the handler's answer."""
     message = _call_message(data, destination, options, timeout)
     with _hooks(message, destination.handler, kind="call") as sent:
-        answer = broker_connections.current.caller(exclusive=exclusive).call(sent, timeout=timeout)
+        answer = broker_connections.connections.caller(exclusive=exclusive).call(sent, timeout=timeout)
         return _answer_of(answer, destination.codec)
 
 
@@ -509,7 +509,7 @@ async def acall(
     options: PublishOptions = PLAIN,
 ) -> object:
     message = _call_message(data, destination, options, timeout)
-    caller = broker_connections.current.caller(exclusive=exclusive)
+    caller = broker_connections.connections.caller(exclusive=exclusive)
     with _hooks(message, destination.handler, kind="call") as sent:
         return _answer_of(await asyncio.to_thread(caller.call, sent, timeout=timeout), destination.codec)
 

@@ -167,7 +167,7 @@ class Relay:
     def _note(self, *, sent: bool, away: str) -> None:
         if sent:
             self._away = False
-            broker_connections.current.reach.found()
+            broker_connections.connections.reach.found()
         elif away:
             self._away = True
-            broker_connections.current.reach.lost(away)
+            broker_connections.connections.reach.lost(away)

@@ -385,7 +385,7 @@ class RmqTest:
         settings = conf.settings()
         events = Events(clock, [self._recorder, Announcer()])
         return Surroundings(
-            around=Around,
+            with_connections=Around,
             journals=(events,),
             clock=clock,
             now_ms=self._broker.now_ms,
@@ -394,7 +394,7 @@ class RmqTest:
             reply_to=settings.reply_to,
             refused=events.refuse_answer,
             check=check_writable,
-            hooks=hooks.current() if settings.around else None,
+            hooks=hooks.project_hooks() if settings.around else None,
             gates=gates,
             once=Inbox(self._driver.failed),
         )

@@ -106,10 +106,10 @@ def _send_left(using: str) -> int:
 @contextmanager
 def standing_in(publisher: Publisher, caller: Callable[[bool], Caller]) -> Iterator[OutboxOfTest]:
     """Publish and call through the given objects inside the block; yield the outbox."""
-    before, outbox.current = outbox.current, OutboxOfTest()
-    broker = broker_connections.replace_current(StandIn(publisher, caller))
+    before, outbox.writer = outbox.writer, OutboxOfTest()
+    broker = broker_connections.replace_connections(StandIn(publisher, caller))
     try:
-        yield outbox.current
+        yield outbox.writer
     finally:
-        outbox.current = before
-        broker_connections.replace_current(broker if broker.usable else Connections())
+        outbox.writer = before
+        broker_connections.replace_connections(broker if broker.usable else Connections())

@@ -41,7 +41,7 @@ def test_a_requeue_to_an_unread_queue_says_so_before_and_after(amqp: BlockingCha
 @pytest.mark.django_db
 @pytest.mark.usefixtures("live")
 def test_an_unknown_queue_is_not_called_unread() -> None:
-    broker = broker_connections.current.target_queues(5.0)
+    broker = broker_connections.connections.target_queues(5.0)
     assert broker.lacks_consumers("payments.charge")
     assert not broker.lacks_consumers("nowhere")
     broker.close()

@@ -20,7 +20,7 @@ PLAIN = RetryThenPark(attempts=3, backoff=Fixed(30))
 def surroundings(*journals: Any, **parts: Any) -> Surroundings:
     """Clocks that stand still and no jitter; all parts may be replaced."""
     still: dict[str, Any] = {"clock": lambda: 1.0, "now_ms": lambda: NOW, "chance": lambda: 0.0}
-    return Surroundings(**{"around": nullcontext, "journals": journals, **still, **parts})
+    return Surroundings(**{"with_connections": nullcontext, "journals": journals, **still, **parts})
 
 
 def attempts_of(*handlers: Subscription, journals: tuple[Any, ...] = (), **parts: Any) -> Attempts:
@@ -77,7 +77,7 @@ class Bench:
         return Attempts(work_queues_of(others) if others else self.work_queues(), self.surroundings())
 
     def surroundings(self) -> Surroundings:
-        return surroundings(self.book, around=self.around, chance=self.chance, **self.options)
+        return surroundings(self.book, with_connections=self.around, chance=self.chance, **self.options)
 
     def work_queues(self) -> tuple[WorkQueue, ...]:
         made = Subscription(

@@ -334,7 +334,7 @@ def handling(act: Callable[[Delivery], object], policy: Policy = PATIENT, **opti
 def test_a_failing_cleanup_does_not_change_the_settlement(caplog: pytest.LogCaptureFixture) -> None:
     runs: list[bytes] = []
     around = Around(exits=[1])
-    with handling(lambda message: runs.append(message.body), around=lambda: around) as made:
+    with handling(lambda message: runs.append(message.body), with_connections=lambda: around) as made:
         made.tap.bring(b"1", b"2")
         wait_until(lambda: len(made.tap.settled) == 2)
 
@@ -351,7 +351,7 @@ def test_a_failing_cleanup_does_not_stop_the_next_attempt() -> None:
             raise ConnectionError("no bank")
 
     around = Around(exits=[1])
-    with handling(act, StopTheLine(backoff=Fixed(30)), around=lambda: around) as made:
+    with handling(act, StopTheLine(backoff=Fixed(30)), with_connections=lambda: around) as made:
         halted, done = tried(made, delivery(), 2)
 
     assert ((halted.instruction, halted.hold), done, runs) == ((Instruction.KEEP, 30), DONE, [1, 2])
@@ -371,7 +371,7 @@ def test_only_consecutive_failures_outside_the_handler_count() -> None:
         runs.append(message.attempt)
         raise ConnectionError("no bank")
 
-    with handling(act, StopTheLine(backoff=Fixed(30)), around=around) as made:
+    with handling(act, StopTheLine(backoff=Fixed(30)), with_connections=around) as made:
         settled = tried(made, delivery(), 9)
 
     kept = Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_SECONDS)

@@ -122,7 +122,7 @@ def failed(
         if copy is None:
             rejected(channel, name, body, attempts)
         else:
-            sent = broker_connections.current.publisher
+            sent = broker_connections.connections.publisher
             sent.publish(copy)
         Attempt.objects.create(
             identity=attempt_identity(WORK, name, body), queue=WORK, handler=subscription.name, message_id=name,
@@ -245,7 +245,7 @@ def test_a_run_that_could_not_look_at_all_says_how_many_it_looked_at_and_what_to
     failed(amqp, "a", "b", "c", "d", "e")
     has(amqp, WAITING, 5)
     wanted = RetryFilter(key=("K-b", "K-e"))
-    with broker_connections.current.session(purpose="test", patience=10) as session:
+    with broker_connections.connections.session(purpose="test", patience=10) as session:
         assert session is not None
         found = report(session, WORK, wanted)
 
@@ -283,7 +283,7 @@ def test_looking_often_sends_nothing_early_and_keeps_the_order(made: Made, amqp:
     has(amqp, WAITING, 10)
 
     for _ in range(LOOKS):
-        with broker_connections.current.session(purpose="test", patience=10) as session:
+        with broker_connections.connections.session(purpose="test", patience=10) as session:
             assert session is not None
             assert report(session, WORK, RetryFilter(key=("K-m4",))).count == 1
 
@@ -315,7 +315,7 @@ def test_retries_are_chosen_by_key_message_id_error_group_and_handler(
         wanted = replace(wanted, group=(group(fingerprint="f1").pk,))
         Attempt.objects.filter(message_id="b").update(fingerprint="f1")
     has(amqp, WAITING, 3)
-    with broker_connections.current.session(purpose="test", patience=10) as session:
+    with broker_connections.connections.session(purpose="test", patience=10) as session:
         assert session is not None
         found = report(session, WORK, wanted)
     assert (found.count, [cause.error for cause in found.causes]) == (1, ["LedgerClosed"])

@@ -181,7 +181,7 @@ def test_discarding_an_unsent_message_of_another_record_unblocks_nothing() -> No
     standstill(parked=False)
     other = Message(body=b'{"number": 1}', routing_key=QUEUE, properties=Properties(message_id="m1"))
     with transaction.atomic():
-        outbox.current.keep([other], using="default")
+        outbox.writer.keep([other], using="default")
     OutboxMessage.objects.update(failed_at=timezone.now(), attempts=15)
 
     discard_outbox(ANN, list(OutboxMessage.objects.values_list("pk", flat=True)), using="default", reason="test")

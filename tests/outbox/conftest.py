@@ -14,7 +14,7 @@ from tests.tooling.connections import Given
 def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
     """Give each test its own state of the broker's reachability."""
     made = Reach()
-    monkeypatch.setattr(broker_connections.current, "reach", made)
+    monkeypatch.setattr(broker_connections.connections, "reach", made)
     return made
 
 
@@ -30,6 +30,6 @@ def result_writer(monkeypatch: pytest.MonkeyPatch) -> late_results.ResultWriter:
 @pytest.fixture
 def post(monkeypatch: pytest.MonkeyPatch, reach: Reach) -> Iterator[Post]:
     made = Post()
-    monkeypatch.setattr(broker_connections, "current", Given(made, reach=reach))
+    monkeypatch.setattr(broker_connections, "connections", Given(made, reach=reach))
     yield made
     made.close()

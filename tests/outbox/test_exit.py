@@ -35,7 +35,7 @@ from tests.tooling.connections import Given
 
 post = Post()
 post.silent = True
-broker_connections.current = Given(post)
+broker_connections.connections = Given(post)
 outbox.CONFIRM_SECONDS = 0.0
 with transaction.atomic():
     publish({"n": 1}, routing_key="late")

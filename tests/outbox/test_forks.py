@@ -6,10 +6,10 @@ from django_rmq_retry.publishing import broker_connections
 
 
 def test_a_forked_child_does_not_wait_for_a_lock_of_its_parent() -> None:
-    with broker_connections.current.reach._lock:
+    with broker_connections.connections.reach._lock:
         child = os.fork()
         if not child:
-            os._exit(not broker_connections.current.reach._lock.acquire(timeout=5))
+            os._exit(not broker_connections.connections.reach._lock.acquire(timeout=5))
         _, status = os.waitpid(child, 0)
 
     assert os.waitstatus_to_exitcode(status) == 0

@@ -115,7 +115,7 @@ def test_a_database_excluded_by_the_routers_has_no_outbox(post: Post, settings: 
 
 def test_keep_writes_a_row_in_the_open_transaction(post: Post) -> None:
     with transaction.atomic():
-        outbox.current.keep([replace(message_of(1, routing_key="q"), order_key="account:7")], using="default")
+        outbox.writer.keep([replace(message_of(1, routing_key="q"), order_key="account:7")], using="default")
         row = OutboxMessage.objects.get()
         assert (row.order_key, row.size, post.sent) == ("account:7", 1, [])
 

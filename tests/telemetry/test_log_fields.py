@@ -17,7 +17,7 @@ import structlog
 from structlog.testing import CapturingLogger
 
 from django_rmq_retry import Delivery, Fixed, Handler, OneShot, RetryThenPark, handler
-from django_rmq_retry.hooks import AroundAttempt, current
+from django_rmq_retry.hooks import AroundAttempt, project_hooks
 from django_rmq_retry.telemetry.log_fields import LogFields, bind
 from django_rmq_retry.testing import RmqTest
 
@@ -199,11 +199,11 @@ def test_two_worker_threads_do_not_mix_their_fields(settings: Any, lines: Any, e
         for attempt in range(1, 20):
             one = AroundAttempt(delivery=Delivery(queue=f"q{number}", body=b"", attempt=attempt), handler=f"h{number}")
             together.wait()
-            entered = current().enter(one, current().wanting(one.delivery))
+            entered = project_hooks().enter(one, project_hooks().wanting(one.delivery))
             together.wait()
             log.info("%d", number)
             structlog.get_logger().info(str(number))
-            current().leave(entered)
+            project_hooks().leave(entered)
         log.info("outside")
 
     with ThreadPoolExecutor(2) as threads:

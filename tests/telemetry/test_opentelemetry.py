@@ -39,7 +39,7 @@ from django_rmq_retry import (
     handler,
 )
 from django_rmq_retry.errors import ConfigurationError, MessageReturned
-from django_rmq_retry.hooks import Around, AroundPublish, current
+from django_rmq_retry.hooks import Around, AroundPublish, project_hooks
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.policies import Policy
 from django_rmq_retry.telemetry.opentelemetry import SCHEMA, Tracing
@@ -451,7 +451,7 @@ def test_a_forged_context_is_ignored(started: Started, forged: object) -> None:
     processed = traced.one("process payments.charge")
 
     assert (parent_of(processed), links_of(processed), len(ran)) == (None, [], 1)
-    assert current().failures == {}
+    assert project_hooks().failures == {}
 
 
 def test_spans_that_are_not_sampled_pass_their_context_on(started: Started) -> None:
@@ -477,7 +477,7 @@ def test_without_an_sdk_no_message_changes(around: Set, request: Any) -> None:
 
     assert dict(rmq.attempts(charge)[0].message.headers) == {}
     assert "rmq-retry-traceparent" not in rmq.parked(charge).headers
-    assert current().failures == {}
+    assert project_hooks().failures == {}
 
 
 class Raising(SpanProcessor):
@@ -515,7 +515,7 @@ def test_a_broken_tracer_costs_no_message(around: Set, broken: str, request: Any
 
     assert len(rmq.attempts(charge)) == 3
     assert rmq.parked(charge).code == "retries_exhausted"
-    assert sum(current().failures.values()) == 4
+    assert sum(project_hooks().failures.values()) == 4
 
 
 def test_an_error_without_a_readable_text_costs_no_span(traced: Traced, kit: RmqTest) -> None:
@@ -531,7 +531,7 @@ def test_an_error_without_a_readable_text_costs_no_span(traced: Traced, kit: Rmq
 
     assert traced.one("process payments.charge").status.status_code == StatusCode.ERROR
     assert traced.one("park payments.charge").status.status_code == StatusCode.ERROR
-    assert current().failures == {}
+    assert project_hooks().failures == {}
 
 
 def encoded(text: str, name: str = "traceparent") -> bytes:
@@ -599,7 +599,7 @@ def test_the_hook_with_its_defaults_uses_the_global_provider(settings: Any) -> N
 
     with RmqTest() as rmq:
         charging(succeed).publish({})
-        assert (rmq.drain(), current().failures) == (1, {})
+        assert (rmq.drain(), project_hooks().failures) == (1, {})
 
 
 def test_a_message_that_is_not_sampled_has_neither_spans_nor_a_context(started: Started) -> None:

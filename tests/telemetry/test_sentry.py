@@ -19,7 +19,7 @@ from sentry_sdk.integrations.logging import LoggingIntegration
 from sentry_sdk.transport import Transport
 
 from django_rmq_retry import Delivery, Discard, Fixed, Handler, OneShot, Park, Retry, RetryThenPark, handler
-from django_rmq_retry.hooks import AroundAttempt, AroundPublish, current
+from django_rmq_retry.hooks import AroundAttempt, AroundPublish, project_hooks
 from django_rmq_retry.telemetry.sentry import Reporting
 from django_rmq_retry.testing import RmqTest
 
@@ -441,7 +441,7 @@ def test_without_an_initialised_sdk_nothing_is_added(start: Start) -> None:
     rmq.drain()
 
     assert [dict(one.message.headers) for one in rmq.attempts(charge)] == [{}]
-    assert current().failures == {}
+    assert project_hooks().failures == {}
 
 
 def test_two_worker_threads_do_not_mix_their_tags(kept: Kept) -> None:
@@ -449,7 +449,7 @@ def test_two_worker_threads_do_not_mix_their_tags(kept: Kept) -> None:
 
     def attempt(number: int) -> None:
         one = AroundAttempt(delivery=Delivery(queue=f"q{number}", body=b"", attempt=number), handler=f"h{number}")
-        current().leave(current().enter(one, current().wanting(one.delivery)))
+        project_hooks().leave(project_hooks().enter(one, project_hooks().wanting(one.delivery)))
         context = Reporting()(one)
         assert context is not None
         with context:
@@ -499,5 +499,5 @@ def test_the_missing_package_is_named_with_the_command_that_installs_it(
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "AROUND": [hook]}
 
     with pytest.raises(ImproperlyConfigured, match=rf"pip install 'django-rmq-retry\[{extra}\]'") as refused:
-        current()
+        project_hooks()
     assert hook in str(refused.value)

@@ -38,7 +38,7 @@ def really_connected() -> Iterator[None]:
     """Use connections to the broker of the settings inside the block, although a fixture has replaced the broker."""
     real = broker_connections.Connections()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(broker_connections, "current", real)
+        patch.setattr(broker_connections, "connections", real)
         yield
     real.close()
 
@@ -47,15 +47,15 @@ def really_connected() -> Iterator[None]:
 def broker_away() -> Iterator[None]:
     """Keep what is published inside the block in the outbox: the broker counts as unreachable."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(broker_connections.current.reach, "away", True)
-        patch.setattr(broker_connections.current.reach, "probe_due", lambda: False)
+        patch.setattr(broker_connections.connections.reach, "away", True)
+        patch.setattr(broker_connections.connections.reach, "probe_due", lambda: False)
         yield
 
 
 @contextmanager
 def after_each_publish(then: Callable[[Message], None]) -> Iterator[None]:
     """Call a function with each message once it is handed to the broker, as a consumer might that is quick."""
-    publisher = broker_connections.current.publisher
+    publisher = broker_connections.connections.publisher
     send = publisher.send
 
     def sending(message: Message, done: Done, *, timeout: float | None = None) -> None:
@@ -69,7 +69,7 @@ def after_each_publish(then: Callable[[Message], None]) -> Iterator[None]:
 
 def on_the_io_thread(call: Callable[[], None]) -> None:
     """Run a function on the I/O thread of this process's connections."""
-    broker_connections.current.io("rmq-io").call(call)
+    broker_connections.connections.io("rmq-io").call(call)
 
 
 def replaced_by(stand_in: Any) -> AbstractContextManager[object]:
@@ -79,9 +79,9 @@ def replaced_by(stand_in: Any) -> AbstractContextManager[object]:
 
 def is_replaced() -> bool:
     """True while a test's object stands for the broker."""
-    return isinstance(broker_connections.current, StandIn)
+    return isinstance(broker_connections.connections, StandIn)
 
 
 def publish_exactly(message: Message) -> None:
     """Publish a message as it is: no id, no header and no property is added."""
-    broker_connections.current.publisher.publish(message)
+    broker_connections.connections.publisher.publish(message)

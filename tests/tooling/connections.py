@@ -29,5 +29,5 @@ class Given(broker_connections.Connections):
 def publishing_by(publisher: Any, caller: Callable[..., Any] | None = None) -> Iterator[None]:
     """Publish and call through the objects of a test inside the block."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(broker_connections, "current", Given(publisher, caller))
+        patch.setattr(broker_connections, "connections", Given(publisher, caller))
         yield
