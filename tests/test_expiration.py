@@ -6,7 +6,8 @@ from django_rmq_retry import DeadLetter, Ladder, NackRequeue, Native, Republish,
 from django_rmq_retry.errors import NotExpirable
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.policies import Carrier
-from django_rmq_retry.publishing.publish import PublishOptions, message_of
+from django_rmq_retry.publishing.options import PublishOptions
+from django_rmq_retry.publishing.publish import message_of
 from tests.handlers.factories import subscription, topology_of
 
 LOOP = DeadLetter(exchange="retry", queue="payments.wait", after=30)

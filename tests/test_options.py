@@ -14,7 +14,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry import Delivery, Handler, Message, Raw, RetryThenPark, apublish, handler, publish, publish_many
 from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge, MessageUnsent
 from django_rmq_retry.messages import Properties
-from django_rmq_retry.publishing.publish import PublishOptions, message_of
+from django_rmq_retry.publishing.options import PublishOptions
+from django_rmq_retry.publishing.publish import message_of
 from django_rmq_retry.testing import RmqTest, isolated_handlers
 from django_rmq_retry.testing import message_of as kit_message_of
 from tests.amqp.live import publishing

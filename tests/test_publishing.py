@@ -36,7 +36,8 @@ from django_rmq_retry.errors import (
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.messages import Headers, Properties
 from django_rmq_retry.publishing import publish as publishing
-from django_rmq_retry.publishing.publish import PublishOptions, adispatch, dispatch, message_of, options_of
+from django_rmq_retry.publishing.options import PublishOptions, options_of
+from django_rmq_retry.publishing.publish import adispatch, dispatch, message_of
 from django_rmq_retry.testing import isolated_handlers
 from django_rmq_retry.testing import message_of as kit_message_of
 from tests.handlers.factories import subscription

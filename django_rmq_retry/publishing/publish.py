@@ -6,226 +6,42 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import replace
 from typing import Literal
 
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_rmq_retry.amqp.contracts import PublishResult
-from django_rmq_retry.amqp.frames import MOST_HEADER_BYTES, check_address, check_writable
+from django_rmq_retry.amqp.frames import check_address, check_writable
 from django_rmq_retry.arguments import check_seconds
 from django_rmq_retry.conf import settings
-from django_rmq_retry.errors import CallFailed, ConfigurationError, HeadersTooLarge, NotDelayable, NotExpirable
+from django_rmq_retry.errors import CallFailed, ConfigurationError, NotExpirable
 from django_rmq_retry.hooks import AroundPublish, project_hooks
-from django_rmq_retry.messages.codecs import ENCODINGS, JSON, Codec, Json, decoded
-from django_rmq_retry.messages.header_names import ANSWER, BROKERS_OWN, FAILED, PREFIX
+from django_rmq_retry.messages.codecs import JSON, Codec, decoded
+from django_rmq_retry.messages.header_names import ANSWER, FAILED
 from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.properties import DIRECT, EMPTY, Headers, Properties, milliseconds
-from django_rmq_retry.policies.carriers import Carrier, Route
+from django_rmq_retry.messages.properties import EMPTY, Headers, Properties, milliseconds
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing import outbox as outboxes
+from django_rmq_retry.publishing.destination import Destination
+from django_rmq_retry.publishing.options import (
+    PLAIN,
+    PublishOptions,
+    check_encoding,
+    check_user,
+    encoded_headers,
+    options_of,
+    seconds_of,
+)
 from django_rmq_retry.publishing.outbox_rows import takes
-from django_rmq_retry.topology.declarations import MOST_NAME_BYTES, Queue
 
 log = logging.getLogger("django_rmq_retry")
 
 PublishKind = Literal["publish", "call"]
 
-MOST_PRIORITY = 255
-LATEST_SECOND = 253_402_300_799
-"""The last second of the year 9999."""
 PUBLISH_ARGUMENTS = ("exchange", "routing_key", "codec", "timeout", "immediate", "outbox")
 """The arguments of publish() beside its options."""
-TEXT_OPTIONS = (
-    *("type", "correlation_id", "message_id", "reply_to", "content_type", "content_encoding", "app_id", "user_id"),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishOptions:
-    """The options of one publish: the properties of the message, and its delay and ordering key.
-
-    Values for which the broker would close the channel raise an error, because that would fail all other messages in
-    flight on the channel.
-    """
-
-    headers: Mapping[str, object] | None = None
-    type: str | None = None
-    priority: int | None = None
-    expiration: float | None = None
-    """Seconds after which a message that no consumer took is moved from its queue to the parked queue."""
-    correlation_id: str | None = None
-    message_id: str | None = None
-    reply_to: str | None = None
-    content_type: str | None = None
-    """The content type; by default that of the codec."""
-    content_encoding: str | None = None
-    timestamp: datetime | int | None = None
-    """The creation time, in whole seconds; by default now."""
-    app_id: str | None = None
-    user_id: str | None = None
-    """The sender's user name. RabbitMQ accepts only the user of the connection."""
-    delay: float | None = None
-    """Seconds to wait before the message is delivered."""
-    order_key: str = ""
-    """The outbox's ordering key: messages with the same ordering key are sent one after the other."""
-
-    def __post_init__(self) -> None:
-        _check_headers(self.headers)
-        for name in TEXT_OPTIONS:
-            value = getattr(self, name)
-            if value is not None and not (
-                isinstance(value, str) and len(value.encode(errors="replace")) <= MOST_NAME_BYTES
-            ):
-                raise ConfigurationError(
-                    f"{name}=… takes a text of at most {MOST_NAME_BYTES} bytes, not {value!r:.60}."
-                )
-        _check_order_key(self.order_key)
-        _check_priority(self.priority)
-        if self.expiration is not None:
-            check_seconds("expiration=…", self.expiration)
-        if self.timestamp is not None:
-            seconds_of(self.timestamp)
-        if self.reply_to == DIRECT:
-            raise ConfigurationError(
-                f"reply_to={DIRECT!r} works only for the connection that reads the answer. Use call(…)."
-            )
-
-
-def options_of(given: Mapping[str, object], function: str = "publish", own: Sequence[str] = ()) -> PublishOptions:
-    """Return the options of a publish; the TypeError for an unknown one also names the function's ``own``."""
-    if not given:
-        return PLAIN
-    unknown = sorted(set(given) - set(PublishOptions.__dataclass_fields__))
-    if unknown:
-        known = ", ".join((*own, *PublishOptions.__dataclass_fields__))
-        raise TypeError(f"{function}() has no option {', '.join(unknown)}. Its options are {known}.")
-    return PublishOptions(**given)  # type: ignore[arg-type]  # each is checked where it is written
-
-
-_SETTABLE = {"CC", "BCC", "x-delay"}
-"""Headers for the broker that a publisher may set; x-delay is read by exchanges of the delayed-message plugin."""
-
-
-def _check_headers(headers: Mapping[str, object] | None) -> None:
-    given: object = headers
-    if given is not None and not isinstance(given, Mapping):
-        raise ConfigurationError(f"headers=… takes a dict, such as {{'tenant': 'acme'}}, not {given!r:.60}.")
-    for name in headers or ():
-        if not isinstance(name, str):
-            raise ConfigurationError(f"A header's name must be a string, not {name!r}.")
-        if name.startswith(PREFIX) or name in BROKERS_OWN - _SETTABLE:
-            raise ConfigurationError(f"The header {name!r} is reserved. Choose another name.")
-        value: object = headers[name]  # type: ignore[index]  # it has a name
-        listed = isinstance(value, list) and all(isinstance(one, str) for one in value)
-        if name in {"CC", "BCC"} and not listed:
-            raise ConfigurationError(f"The header {name!r} takes a list of routing keys, not {value!r}.")
-
-
-def _check_order_key(key: object) -> None:
-    if not isinstance(key, str) or len(key) > MOST_NAME_BYTES or not key.isprintable():
-        raise ConfigurationError(
-            f"order_key=… takes printable text of at most {MOST_NAME_BYTES} characters, not {key!r:.60}."
-        )
-
-
-def _check_priority(priority: object) -> None:
-    whole = isinstance(priority, int) and not isinstance(priority, bool)
-    if priority is not None and not (whole and 0 <= priority <= MOST_PRIORITY):  # type: ignore[operator]
-        raise ConfigurationError(f"priority=… takes a whole number from 0 to {MOST_PRIORITY}, not {priority!r:.60}.")
-
-
-def encoded(headers: Mapping[str, object]) -> Headers:
-    """Encode headers. Raise an error for headers over which the broker would close the connection."""
-    try:
-        encoded = Headers.of(headers) if headers else EMPTY
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"The headers cannot be encoded: {str(error).removesuffix('.')}.") from error
-    if len(encoded.raw) > MOST_HEADER_BYTES:
-        raise HeadersTooLarge(len(encoded.raw), limit=MOST_HEADER_BYTES)
-    return encoded
-
-
-def seconds_of(timestamp: datetime | int) -> int:
-    """Convert a timestamp to the form of AMQP: whole seconds since the epoch."""
-    known: object = timestamp
-    if isinstance(known, datetime) and known.tzinfo is not None:
-        known = int(known.timestamp())
-    if isinstance(known, int) and not isinstance(known, bool) and 0 <= known <= LATEST_SECOND:
-        return known
-    raise ConfigurationError(
-        "timestamp=… takes a datetime with a time zone, such as timezone.now(), or whole seconds since 1970, "
-        f"not {timestamp!r:.60}."
-    )
-
-
-def check_user(name: str | None, own: str) -> None:
-    """Raise ConfigurationError if user_id is not the connection's user, because RabbitMQ would close the channel."""
-    if name is not None and name != own:
-        raise ConfigurationError(
-            f"The broker refuses user_id={name!r:.60}. It accepts only the user of the connection, which is "
-            f"{own!r}. Leave user_id out, or name the sender in app_id or a header."
-        )
-
-
-def check_encoding(name: str | None, codec: Codec) -> None:
-    """Raise ConfigurationError for JSON with a content-encoding, because a consumer would park it as compressed."""
-    if name is not None and isinstance(codec, Json) and name.lower() not in ENCODINGS:
-        raise ConfigurationError(
-            f"content_encoding={name!r:.60} requires a codec that writes it, such as Raw(). JSON is written as UTF-8."
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
-    """The destination of messages to one handler: its queue, and the type, key and headers that select the handler."""
-
-    handler: str
-    queue: Queue
-    codec: Codec
-    type: str | None = None
-    routing_key: str | None = None
-    headers: Mapping[str, object] = field(default_factory=dict)
-    via: Carrier
-    route: Route
-
-    def addressed(self, exchange: str, routing_key: str, options: PublishOptions) -> tuple[str, str, PublishOptions]:
-        """Return exchange, routing key and options, completed with the values that select the handler."""
-        if self.type is not None and options.type is None:
-            options = replace(options, type=self.type)
-        if self.headers:
-            options = replace(options, headers={**self.headers, **(options.headers or {})})
-        if not exchange and self.queue.named_by_broker:
-            raise ConfigurationError(
-                f"Handler {self.handler} has one queue for each process, with a name given by the broker. Publish "
-                f"to its exchange: publish(…, exchange={self.queue.bindings[0].source.name!r}, routing_key=…)."
-            )
-        if exchange or (self.routing_key is None and not routing_key):
-            return exchange, routing_key or self.queue.name, options
-        key = routing_key or self.routing_key or ""
-        if "*" in key or "#" in key or not self.queue.bindings:
-            raise ConfigurationError(
-                f"Handler {self.handler} takes messages with the routing key {self.routing_key!r}. "
-                "Pass routing_key=…, and exchange=… if its queue has no binding."
-            )
-        return self.queue.bindings[0].source.name, key, options
-
-    def delayed(
-        self, delay: float, origin: tuple[str, str], headers: Mapping[str, object]
-    ) -> tuple[str, str, int | None, Mapping[str, object]]:
-        """Return exchange, routing key, expiration and headers for a message that arrives after `delay` seconds."""
-        way = self.via.delayed(self.route, delay)
-        if way is None:
-            raise NotDelayable(self.handler, type(self.via).__name__)
-        exchange, key, expiration, stamp = way
-        # Stamp the original exchange and key like a retry, so that after the wait the same handler is selected.
-        stamp = stamp._replace(exchange=origin[0], routing_key=origin[1], queue=self.queue.name)
-        return exchange, key, expiration, {**headers, **stamp.headers()}
-
-
-PLAIN = PublishOptions()
 
 
 def publish(
@@ -311,7 +127,7 @@ def message_of(
     if options is not PLAIN:
         check_encoding(options.content_encoding, codec)
         exchange, routing_key, expiration, written = _routed(exchange, routing_key, options, destination)
-        headers = encoded(written)
+        headers = encoded_headers(written)
     message = Message(
         body=codec.encode(data),
         properties=_properties(options, headers, codec.content_type, None if expiration is None else str(expiration)),

@@ -37,8 +37,8 @@ from django_rmq_retry.messages.parked_copy import read_parked
 from django_rmq_retry.messages.properties import Headers, encode_properties
 from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.messages.texts import ErrorNote
+from django_rmq_retry.publishing.options import options_of
 from django_rmq_retry.publishing.publish import message_of as published
-from django_rmq_retry.publishing.publish import options_of
 from django_rmq_retry.testing.brokers import Live
 from django_rmq_retry.testing.driver import AttemptRecorder, Driver, Inbox, Tried
 from django_rmq_retry.testing.faults import PUBLISH, Fault, Faults, FaultyCaller, FaultyPublisher, Trouble

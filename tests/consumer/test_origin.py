@@ -4,7 +4,8 @@ from django_rmq_retry import Delivery
 from django_rmq_retry.handlers import Match
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.policies import retry
-from django_rmq_retry.publishing.publish import PublishOptions, message_of
+from django_rmq_retry.publishing.options import PublishOptions
+from django_rmq_retry.publishing.publish import message_of
 from tests.consumer.attempts import Bench
 from tests.handlers.factories import delivery, settled
 

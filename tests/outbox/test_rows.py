@@ -16,7 +16,8 @@ from django_rmq_retry.errors import ConfigurationError, MessageUnsent
 from django_rmq_retry.messages import Properties
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing import outbox, outbox_rows
-from django_rmq_retry.publishing.publish import PublishOptions, message_of
+from django_rmq_retry.publishing.options import PublishOptions
+from django_rmq_retry.publishing.publish import message_of
 from tests.outbox.made import Post, kept
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]

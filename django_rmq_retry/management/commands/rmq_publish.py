@@ -19,7 +19,8 @@ from django_rmq_retry.management.command import Options as Given
 from django_rmq_retry.management.command import RmqCommand, add_json, check_known, usage_error
 from django_rmq_retry.messages.codecs import JSON, Raw
 from django_rmq_retry.messages.message import Message
-from django_rmq_retry.publishing.publish import MOST_PRIORITY, PublishOptions, dispatch, message_of, seconds_of
+from django_rmq_retry.publishing.options import MOST_PRIORITY, PublishOptions, seconds_of
+from django_rmq_retry.publishing.publish import dispatch, message_of
 
 log = logging.getLogger("django_rmq_retry")
 
