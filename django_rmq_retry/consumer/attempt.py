@@ -6,7 +6,8 @@ only: before ``identify``, if it came again before its wait is over (``waits_unt
 handler cannot run now (``Unready``), which keeps it unacked.
 
 Three exceptional ways follow the steps in this file: the ordering key, which is read before the attempt; an exception
-from a step, for which ``after_outside_failure`` finds a settlement; and a handler that hangs.
+from a step, for which ``after_outside_failure`` finds a settlement; and a handler that hangs. Behind them is what steps
+and exceptional ways share: ``_settle_by``, which makes a settlement of a verdict, and ``_note``.
 """
 
 import logging
@@ -258,14 +259,14 @@ class Attempts:
         if isinstance(error, HandlerSkipped):
             # The handler was not run: use the verdict that came in its place.
             state.error = None
-            self._carry_out(state, subscription, error.verdict)
+            self._settle_by(state, subscription, error.verdict)
         elif error is not None:
             # If the verdict cannot be carried out, the message is parked. Gates and journals then see only that park.
-            self._carry_out(state, subscription, self._judged(state.delivery, subscription, error))
+            self._settle_by(state, subscription, self._judged(state.delivery, subscription, error))
         if subscription.gated and state.unreadable is None:
             verdict = self._leave_gates(state, subscription, state.verdict, state.error)
             if verdict is not state.verdict:
-                self._carry_out(state, subscription, verdict)
+                self._settle_by(state, subscription, verdict)
 
     def _judged(self, delivery: Delivery, subscription: Subscription, error: BaseException) -> Verdict:
         """Return the policy's verdict; park if the policy fails, or if the body or ordering key is unreadable."""
@@ -338,57 +339,6 @@ class Attempts:
         except BaseException:  # noqa: BLE001 - the handler has run: an answer that fails must not run it again
             log_failure("The answer cannot be encoded; the message is settled without it")
 
-    def _decline(self, state: AttemptState, subscription: Subscription | None, verdict: Verdict) -> None:
-        """Carry out a verdict on a message that leaves the pipeline without an attempt, and note it."""
-        self._carry_out(state, subscription, verdict)
-        self._note(state, subscription, state.verdict)
-
-    def _carry_out(
-        self, state: AttemptState, subscription: Subscription | None, verdict: Verdict, *, as_bytes: bool = False
-    ) -> None:
-        """Set the verdict and its settlement: the one way to park. What its content breaks is parked as bytes."""
-        delivery = state.delivery
-        work_queue = self._work_queues[state.arrival.queue]
-        if work_queue.auto_ack and verdict.kind not in (Kind.ACK, Kind.DISCARD):
-            verdict = lost_by_auto_ack(verdict)
-        elif subscription is not None:
-            verdict = feasible(verdict, delivery, subscription)
-        if verdict.kind is Kind.PARK:
-            verdict = grouped(verdict, delivery, subscription, None if as_bytes else state.error)
-        state.verdict = verdict
-        try:
-            case = Case(
-                delivery=delivery,
-                subscription=subscription,
-                parked_queue=work_queue.park,
-                now=self._surroundings.now_ms(),
-                nonce=int(self._surroundings.chance() * 2**53),
-                traceparent=state.traceparent,
-                as_bytes=as_bytes,
-            )
-            state.settlement = settlement_of(verdict, case)
-            if state.settlement.copy is not None and not as_bytes:
-                # A copy that fails in the connection would be sent again without end.
-                self._surroundings.check(state.settlement.copy)
-        except Exception as broken:
-            if as_bytes:
-                raise
-            self._carry_out(state, subscription, unsettled(broken, verdict), as_bytes=True)
-        # The gates and journals that follow must not write into a transaction that nobody commits.
-        name = "" if subscription is None else subscription.name
-        log_left_open(f"The policy or fingerprint of handler {name}", self._surroundings.tidied())
-
-    def _note(self, state: AttemptState, subscription: Subscription | None, verdict: Verdict) -> None:
-        finished = FinishedAttempt(
-            delivery=state.delivery,
-            verdict=verdict,
-            subscription=subscription,
-            seconds=self._surroundings.clock() - state.began,
-            error=state.error,
-            traceparent=state.traceparent,
-        )
-        notify_each([journal.note for journal in self._surroundings.journals], finished)
-
     def key(self, arrival: Delivery) -> tuple[str, str] | None:
         """Return the handler's name and the ordering key of a message; None without a key or if it is unreadable."""
         # A strict-order queue is one key: the broker may deliver a message again while its handler runs.
@@ -457,7 +407,7 @@ class Attempts:
         detail = f"{_begun(state)}: {ErrorNote.of(error)}"
         verdict = replace(park(Reason.UNSETTLED, detail, ErrorNote.of(error)), counted=False)
         with self._surroundings.with_connections():
-            self._carry_out(state, subscription, verdict, as_bytes=True)
+            self._settle_by(state, subscription, verdict, as_bytes=True)
             state.error = error
             if subscription is not None and subscription.order_by is not None and state.key is not None:
                 self._leave_gates_given_up(state, subscription)
@@ -483,6 +433,72 @@ class Attempts:
         # The process ends: a copy that would have waited here is sent now, or its attempt would not be counted.
         settlement = state.settlement
         return settlement if settlement.copy is None else replace(settlement, hold=0.0)
+
+    # What several of the functions above share: how a verdict becomes a settlement, and how an attempt is noted.
+
+    def _decline(self, state: AttemptState, subscription: Subscription | None, verdict: Verdict) -> None:
+        """Settle a message that leaves the pipeline without an attempt by a verdict, and note it."""
+        self._settle_by(state, subscription, verdict)
+        self._note(state, subscription, state.verdict)
+
+    def _note(self, state: AttemptState, subscription: Subscription | None, verdict: Verdict) -> None:
+        finished = FinishedAttempt(
+            delivery=state.delivery,
+            verdict=verdict,
+            subscription=subscription,
+            seconds=self._surroundings.clock() - state.began,
+            error=state.error,
+            traceparent=state.traceparent,
+        )
+        notify_each([journal.note for journal in self._surroundings.journals], finished)
+
+    def _settle_by(
+        self, state: AttemptState, subscription: Subscription | None, verdict: Verdict, *, as_bytes: bool = False
+    ) -> None:
+        """Set the verdict and its settlement: the one way to park. What its content breaks is parked as bytes."""
+        self._set_verdict(state, subscription, verdict, as_bytes=as_bytes)
+        if as_bytes:
+            state.settlement = settlement_of(state.verdict, self._case(state, subscription, as_bytes=True))
+        else:
+            state.settlement = self._settlement_or_bytes(state, subscription)
+        # The gates and journals that follow must not write into a transaction that nobody commits.
+        name = "" if subscription is None else subscription.name
+        log_left_open(f"The policy or fingerprint of handler {name}", self._surroundings.tidied())
+
+    def _set_verdict(
+        self, state: AttemptState, subscription: Subscription | None, verdict: Verdict, *, as_bytes: bool
+    ) -> None:
+        """Set the verdict, or the one in its place if the message or its queue allows no such verdict."""
+        if self._work_queues[state.arrival.queue].auto_ack and verdict.kind not in (Kind.ACK, Kind.DISCARD):
+            verdict = lost_by_auto_ack(verdict)
+        elif subscription is not None:
+            verdict = feasible(verdict, state.delivery, subscription)
+        if verdict.kind is Kind.PARK:
+            verdict = grouped(verdict, state.delivery, subscription, None if as_bytes else state.error)
+        state.verdict = verdict
+
+    def _settlement_or_bytes(self, state: AttemptState, subscription: Subscription | None) -> Settlement:
+        """Return the settlement that follows from the verdict; if the content breaks it, park the original bytes."""
+        try:
+            settlement = settlement_of(state.verdict, self._case(state, subscription, as_bytes=False))
+            if settlement.copy is not None:
+                # A copy that fails in the connection would be sent again without end.
+                self._surroundings.check(settlement.copy)
+        except Exception as broken:  # noqa: BLE001 - whatever fails here, the original bytes can be parked
+            self._set_verdict(state, subscription, unsettled(broken, state.verdict), as_bytes=True)
+            return settlement_of(state.verdict, self._case(state, subscription, as_bytes=True))
+        return settlement
+
+    def _case(self, state: AttemptState, subscription: Subscription | None, *, as_bytes: bool) -> Case:
+        return Case(
+            delivery=state.delivery,
+            subscription=subscription,
+            parked_queue=self._work_queues[state.arrival.queue].park,
+            now=self._surroundings.now_ms(),
+            nonce=int(self._surroundings.chance() * 2**53),
+            traceparent=state.traceparent,
+            as_bytes=as_bytes,
+        )
 
 
 def _begun(state: AttemptState) -> str:
