@@ -28,7 +28,7 @@ class Acks:
     def acks(self, tags: Iterable[int]) -> Iterator[bytes]:
         """Return the frames that acknowledge these tags, none of which was settled before."""
         new = list(tags)
-        self._done(new)
+        self._mark_done(new)
         under = [tag for tag in new if tag <= self._low]
         if under:
             # Every tag up to the highest is settled here, and the broker has not received its ack yet.
@@ -38,14 +38,14 @@ class Acks:
                 yield self._frame(BASIC_ACK, tag, 0, FRAME_END)
 
     def nack(self, tag: int, *, requeue: bool) -> bytes:
-        self._done((tag,))
+        self._mark_done((tag,))
         return self._frame(BASIC_NACK, tag, _REQUEUE_NACK if requeue else 0, FRAME_END)
 
     def counted_requeue(self, tag: int) -> bytes:
-        self._done((tag,))
+        self._mark_done((tag,))
         return self._frame(BASIC_REJECT, tag, _REQUEUE_REJECT, FRAME_END)
 
-    def _done(self, tags: Iterable[int]) -> None:
+    def _mark_done(self, tags: Iterable[int]) -> None:
         ahead, low = self._ahead, self._low
         ahead.update(tags)
         while low + 1 in ahead:

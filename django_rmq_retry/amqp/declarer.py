@@ -58,11 +58,11 @@ def of_others(session: Session, declaration: NamedDeclaration, row: Row | None) 
     if row is not None:
         there = _reported(declaration, row)
     elif isinstance(declaration, QueueDeclaration):
-        there = _tried(session, declaration, {_TYPE: "classic", **wanted(declaration), **_NEVER})
+        there = _ask_by_trial(session, declaration, {_TYPE: "classic", **wanted(declaration), **_NEVER})
         there[_TYPE] = there[_TYPE] or "classic"
     else:
         # A flag in place of a name is always refused last, and no exchange can be created with it.
-        there = _tried(session, declaration, {**wanted(declaration), "alternate-exchange": True})
+        there = _ask_by_trial(session, declaration, {**wanted(declaration), "alternate-exchange": True})
     return str(there.get(_TYPE, "")), tuple(_unfit(declaration, there))
 
 
@@ -87,7 +87,7 @@ def _reported(declaration: NamedDeclaration, row: Row) -> dict[str, object]:
     return {**{f"x-{name}": value for name, value in policy.items()}, **row["arguments"], _TYPE: row["type"]}
 
 
-def _tried(session: Session, declaration: NamedDeclaration, trial: dict[str, object]) -> dict[str, object]:
+def _ask_by_trial(session: Session, declaration: NamedDeclaration, trial: dict[str, object]) -> dict[str, object]:
     """Return the arguments that refusals name. The declarations are invalid: they cannot create it if it is gone."""
     named = set[str]()
     while True:
@@ -145,7 +145,7 @@ class Declarer:
         states = {(item.kind, item.name): item.state for item in named}
         rows = self.inspector.bindings() if self.inspector and topology.bindings else None
         bindings = [_bound(binding, states, rows, foreign=topology.foreign(binding)) for binding in topology.bindings]
-        left = [item for queue in topology.queues for item in self._left(queue)]
+        left = [item for queue in topology.queues for item in self._interrupted_move(queue)]
         return Plan(server=self.session.server, items=(*named, *bindings, *left))
 
     def declare(self, topology: Topology) -> Plan:
@@ -205,7 +205,7 @@ class Declarer:
             return self.inspector.queue(declaration.name)
         return self.inspector.exchange(declaration.name)
 
-    def _left(self, queue: str) -> list[Item]:
+    def _interrupted_move(self, queue: str) -> list[Item]:
         """Return an item if a move of this queue was interrupted."""
         moving = QueueDeclaration(name=queue + MOVING)
         try:

@@ -66,7 +66,7 @@ def gauge(declarer: Declarer, topology: Topology, formers: Sequence[Former] = ()
             error = str(failure)
     levels = [_level(declarer, queue, rows.get(queue.name)) for queue in topology.queues.values()]
     for former in formers:
-        level = _measured(declarer, former.queue, rows.get(former.queue.name), abandoned=True, home=former.home)
+        level = _measure(declarer, former.queue, rows.get(former.queue.name), abandoned=True, home=former.home)
         levels += [] if level.missing else [level]
     vhost = declarer.session.access.vhost
     return Gauged(levels=tuple(levels), api_set=declarer.inspector is not None, api_error=error, vhost=vhost)
@@ -83,10 +83,10 @@ def _level(declarer: Declarer, queue: QueueDeclaration, row: Row | None) -> Leve
             moving = None if aside is None else aside.ready
         except Refusal:
             pass
-    return _measured(declarer, queue, row, moving=moving)
+    return _measure(declarer, queue, row, moving=moving)
 
 
-def _measured(
+def _measure(
     declarer: Declarer,
     queue: QueueDeclaration,
     row: Row | None,

@@ -190,7 +190,7 @@ class QueueRemoval:
         for former in self._family.values():
             for one in former.bindings:
                 self._session.ask(unbinding(one))
-        moved = sum(self._moved(name) for name in self._family)
+        moved = sum(self._move(name) for name in self._family)
         waiting = [former.queue for former in self._family.values()]
         # Queues that feed another one are deleted first.
         order = sorted(self._family, key=lambda name: self._family[name].queue.role is not Role.WAITING)
@@ -209,7 +209,7 @@ class QueueRemoval:
         if seen:
             confirm(Doubt.PUBLISHERS)
 
-    def _moved(self, name: str) -> int:
+    def _move(self, name: str) -> int:
         target = self._targets.get(name)
         if target is None or look(self._session, None, name) is None:
             return 0

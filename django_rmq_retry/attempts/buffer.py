@@ -86,7 +86,7 @@ class Buffer:
             self._outcomes.popleft()
         left = len(self._drafts)
         while left > 0:
-            some = self._taken(left)
+            some = self._take(left)
             if not some:
                 return
             left -= len(some)
@@ -173,7 +173,7 @@ class Buffer:
             dropped, self._dropped = self._dropped, 0
         return f", {dropped} dropped" if dropped else ""
 
-    def _taken(self, most: int) -> list[AttemptDraft]:
+    def _take(self, most: int) -> list[AttemptDraft]:
         with self._lock:
             some = list(islice(self._drafts, min(most, DRAFTS_AT_ONCE)))
             for draft in some:

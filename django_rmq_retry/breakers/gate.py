@@ -99,7 +99,7 @@ class BreakerGate:
 
     def turn(self) -> float:
         """Exchange changes with the store, if it answers, and apply them; return the seconds until the next call."""
-        rows = self._exchanged()
+        rows = self._exchange()
         now = self._now()
         for local in self._queues.values():
             self._update(local, rows, now)
@@ -143,7 +143,7 @@ class BreakerGate:
         cause = breaker_cause(1, verdict.error or error)
         return circuit.fail(cause=cause, now=now, wait=breaker.wait(circuit.failed + 1, self._chance()))
 
-    def _exchanged(self) -> Mapping[str, QueueState] | None:
+    def _exchange(self) -> Mapping[str, QueueState] | None:
         """Write pending changes to the store and return its rows; None if it does not answer."""
         store = self._store
         if store is None:

@@ -139,14 +139,14 @@ class RateTable:
                 return -first
             following = datetime.fromtimestamp(first + count / rate, UTC)
             if known is None:
-                if self._inserted(handler, following):
+                if self._insert(handler, following):
                     return first
             elif rows.filter(next_at=known).update(next_at=following):
                 return first
         # Each update lost to one of another process: for now the others take all start times, and this one asks again.
         return -now
 
-    def _inserted(self, handler: str, following: datetime) -> bool:
+    def _insert(self, handler: str, following: datetime) -> bool:
         try:
             with transaction.atomic(using=database()):
                 HandlerRate.objects.using(database()).create(handler=handler, next_at=following)

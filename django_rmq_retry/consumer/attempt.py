@@ -262,13 +262,13 @@ class Attempts:
             self._settle_by(state, subscription, error.verdict)
         elif error is not None:
             # If the verdict cannot be carried out, the message is parked. Gates and journals then see only that park.
-            self._settle_by(state, subscription, self._judged(state.delivery, subscription, error))
+            self._settle_by(state, subscription, self._policy_verdict(state.delivery, subscription, error))
         if subscription.gated and state.unreadable is None:
             verdict = self._leave_gates(state, subscription, state.verdict, state.error)
             if verdict is not state.verdict:
                 self._settle_by(state, subscription, verdict)
 
-    def _judged(self, delivery: Delivery, subscription: Subscription, error: BaseException) -> Verdict:
+    def _policy_verdict(self, delivery: Delivery, subscription: Subscription, error: BaseException) -> Verdict:
         """Return the policy's verdict; park if the policy fails, or if the body or ordering key is unreadable."""
         if isinstance(error, UndecodableBody):
             return park(Reason.UNDECODABLE_BODY, str(error), ErrorNote.of(error))

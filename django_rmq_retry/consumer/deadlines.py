@@ -108,7 +108,7 @@ class Deadlines:
             return
         try:
             with self._lock:
-                self._watched(armed[0])
+                self._ensure_watcher(armed[0])
         except Unready as error:
             if not self._unwatched:
                 self._unwatched = True
@@ -193,12 +193,12 @@ class Deadlines:
 
     def _arm(self, run: TimedRun) -> None:
         with self._lock:
-            self._watched(run)
+            self._ensure_watcher(run)
             # Set only now, because starting a thread takes a while on a busy machine.
             run.due = time.monotonic() + run.seconds
             self._armed[run] = True
 
-    def _watched(self, run: TimedRun) -> None:
+    def _ensure_watcher(self, run: TimedRun) -> None:
         if self._watcher is not None and self._watcher.is_alive():
             return
         watcher = threading.Thread(target=self._watch, name="rmq-deadlines", daemon=True)

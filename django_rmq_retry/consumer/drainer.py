@@ -192,8 +192,8 @@ class Drainer(Recurring):
         self._source = self._parts.source()
         self._source.start(self._lines, self)
         while not self.stopping.is_set():
-            batch = self._gathered() + self._aside.due()
-            if not self._kept(batch):
+            batch = self._gather() + self._aside.due()
+            if not self._store(batch):
                 log.error("Parked messages return to their queues: no database for %g s", GIVE_UP_SECONDS)
                 break
             do_due(self._parts.chores, self._parts.around)
@@ -214,7 +214,7 @@ class Drainer(Recurring):
             wait = min(wait * 2, LONGEST_STORE_WAIT_SECONDS)
         return False
 
-    def _gathered(self) -> list[tuple[int, Delivery]]:
+    def _gather(self) -> list[tuple[int, Delivery]]:
         """Return the messages that arrive shortly after the first one, within the limits of one batch."""
         batch: list[tuple[int, Delivery]] = []
         size, end = 0, time.monotonic() + TICK_SECONDS
@@ -231,7 +231,7 @@ class Drainer(Recurring):
             break
         return batch
 
-    def _kept(self, batch: Sequence[tuple[int, Delivery]]) -> bool:
+    def _store(self, batch: Sequence[tuple[int, Delivery]]) -> bool:
         """Store a batch, with retries; return False if the database was down for too long."""
         since, wait = time.monotonic(), FIRST_STORE_WAIT_SECONDS
         left = self._ours(batch)

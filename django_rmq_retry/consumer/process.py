@@ -137,11 +137,11 @@ class ConsumingProcess:
         forks.disown_connections()
         row = self._row
         if row is None:
-            return self._consumed()
+            return self._run_threads()
         with last_row(row, status_line.status_text(self._consumer, self._events, without_signs=row.without_signs)):
-            return self._consumed()
+            return self._run_threads()
 
-    def _consumed(self) -> int:
+    def _run_threads(self) -> int:
         for one in (self._drainer, self._runs, self._relaying, self._alerts, self._figures, self._http):
             if one is not None:
                 one.start()

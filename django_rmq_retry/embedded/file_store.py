@@ -137,7 +137,7 @@ def opened(path: Path) -> sqlite3.Connection:
         if not path.exists():
             _make(path)
         _check(path)
-        return _claimed(path)
+        return _claim(path)
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise UnusableFile(path, "is in use by another embedded broker.") from None
@@ -151,7 +151,7 @@ def _make(path: Path) -> None:
     draft = path.with_name(f"{path.name}.new")
     for rest in ("", "-journal", "-wal"):
         draft.with_name(draft.name + rest).unlink(missing_ok=True)
-    with closing(_connected(draft, "rwc")) as connection:
+    with closing(_connect(draft, "rwc")) as connection:
         connection.executescript(_SCHEMA)
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {_FORMAT}")
@@ -161,7 +161,7 @@ def _make(path: Path) -> None:
 
 def _check(path: Path) -> None:
     """Check the file through a read-only connection."""
-    with closing(_connected(path, "ro")) as connection:
+    with closing(_connect(path, "ro")) as connection:
         if _owner(connection) != _APPLICATION_ID:
             raise UnusableFile(path, f"was not written by it and was left unchanged. {_MOVE_HINT}")
         version = _number(connection, "user_version")
@@ -172,8 +172,8 @@ def _check(path: Path) -> None:
             raise UnusableFile(path, f"is damaged ({result}) and was left unchanged. {_MOVE_HINT}")
 
 
-def _claimed(path: Path) -> sqlite3.Connection:
-    connection = _connected(path, "rw")
+def _claim(path: Path) -> sqlite3.Connection:
+    connection = _connect(path, "rw")
     try:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
         # A commit survives the death of the process at once, and a power cut from the next checkpoint on.
@@ -187,7 +187,7 @@ def _claimed(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _connected(path: Path, mode: str) -> sqlite3.Connection:
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
     uri = f"file:{quote(str(path))}?mode={mode}"
     # Another thread may serve than the one that opened the file.
     return sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False)

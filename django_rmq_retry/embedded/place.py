@@ -90,7 +90,7 @@ def claimed(folder: Path) -> Iterator[Callable[[RunningBroker], None]]:
         draft.replace(note)
 
     with (folder / _LOCK).open("a") as lock:
-        if not any(_taken(lock) for _ in range(_TRIES)):
+        if not any(_take(lock) for _ in range(_TRIES)):
             raise AlreadyRunning(folder)
         # A killed broker leaves its note behind, which would pass for ours.
         note.unlink(missing_ok=True)
@@ -100,7 +100,7 @@ def claimed(folder: Path) -> Iterator[Callable[[RunningBroker], None]]:
             note.unlink(missing_ok=True)
 
 
-def _taken(lock: IO[str]) -> bool:
+def _take(lock: IO[str]) -> bool:
     """Try to take the lock; a process that looks for a broker also holds it for a moment."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

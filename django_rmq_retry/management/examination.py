@@ -116,7 +116,7 @@ class RecordExamination:
         wrong, used = 0, self._used()
         for alias in connections:
             if alias not in used:
-                yield from self._checked(alias)
+                yield from self._check(alias)
         for alias in used:
             for finding in self._one_database(alias):
                 wrong += 1
@@ -154,9 +154,9 @@ class RecordExamination:
         if missing:
             yield Problem(code=Code.UNMIGRATED, subject=alias, values={"names": ", ".join(missing)})
         else:
-            yield from self._checked(alias)
+            yield from self._check(alias)
 
-    def _checked(self, alias: str) -> Iterator[Finding]:
+    def _check(self, alias: str) -> Iterator[Finding]:
         """Yield the problems that the checks of one database find. One that is unused may not answer."""
         problems: list[CheckMessage] = []
         with suppress(Error, Unanswered, ImproperlyConfigured):

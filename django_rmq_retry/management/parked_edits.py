@@ -196,7 +196,7 @@ def _edit_one(command: RmqCommand, options: Options) -> Exit:
 
 def _new_text(options: Options, before: str) -> str:
     if options["editor"]:
-        return _edited(before)
+        return _edit_in_editor(before)
     if options["body_file"] is None:
         return before
     try:
@@ -209,7 +209,7 @@ def _new_text(options: Options, before: str) -> str:
         raise usage_error("The new body is not UTF-8 text.") from None
 
 
-def _edited(before: str) -> str:
+def _edit_in_editor(before: str) -> str:
     """Return the text as saved in the editor; only the user can read the temporary folder."""
     editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
     with tempfile.TemporaryDirectory() as folder:

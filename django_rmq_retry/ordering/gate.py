@@ -78,11 +78,11 @@ class OrderGate:
             if not blocked and not delivery.redelivered:
                 return verdict
             key = text_digest(subscription.name, delivery.key or "")
-            self._resolved(delivery, key)
+            self._unblock(delivery, key)
             if blocked and PREFIX_BYTES in delivery.raw:
-                self._resolved_elsewhere(delivery, key)
+                self._unblock_elsewhere(delivery, key)
             return verdict
-        self._failed(delivery, subscription, parked=verdict.kind is Kind.PARK)
+        self._block(delivery, subscription, parked=verdict.kind is Kind.PARK)
         return verdict
 
     def _known(self, delivery: Delivery) -> set[str]:
@@ -123,14 +123,14 @@ class OrderGate:
             self._forget(delivery.queue, key)
         return None
 
-    def _failed(self, delivery: Delivery, subscription: Subscription, *, parked: bool) -> None:
+    def _block(self, delivery: Delivery, subscription: Subscription, *, parked: bool) -> None:
         key = text_digest(subscription.name, delivery.key or "")
         with transaction.atomic(using=database()):
             block(delivery, handler=subscription.name, digest=key, parked=parked)
         with self._lock:
             self._blocked.setdefault(delivery.queue, set()).add(key)
 
-    def _resolved(self, delivery: Delivery, key: str) -> None:
+    def _unblock(self, delivery: Delivery, key: str) -> None:
         if key not in self._blocked.get(delivery.queue, ()) and not delivery.redelivered:
             return
         with transaction.atomic(using=database()):
@@ -139,7 +139,7 @@ class OrderGate:
         if free:
             self._forget(delivery.queue, key)
 
-    def _resolved_elsewhere(self, delivery: Delivery, key: str) -> None:
+    def _unblock_elsewhere(self, delivery: Delivery, key: str) -> None:
         """Unblock keys that the message has blocked under an earlier ``order_by`` or name of its handler."""
         names = MessageNames.of(delivery)
         rows = BlockedKey.objects.using(database()).filter(

@@ -44,9 +44,9 @@ def claimed(using: str, wanted: Wanted, *, lease: float) -> Iterator[list[Outbox
     """Claim rows that no other process sends: locked until the block ends, or leased without SKIP LOCKED."""
     if skips_locked(using):
         with transaction.atomic(using=using):
-            yield _taken(using, wanted, lock=True)
+            yield _take_rows(using, wanted, lock=True)
         return
-    yield _leased(using, wanted, lease) if waiting(using) else []
+    yield _lease_rows(using, wanted, lease) if waiting(using) else []
 
 
 def waiting(using: str) -> bool:
@@ -65,16 +65,16 @@ def _due(using: str, now: datetime) -> QuerySet[OutboxMessage]:
     return OutboxMessage.objects.using(using).filter(failed_at__isnull=True, due_at__lte=now)
 
 
-def _leased(using: str, wanted: Wanted, lease: float) -> list[OutboxRow]:
+def _lease_rows(using: str, wanted: Wanted, lease: float) -> list[OutboxRow]:
     with transaction.atomic(using=using):
         write_first(OutboxMessage, using)
-        rows = _taken(using, wanted, lock=False)
+        rows = _take_rows(using, wanted, lock=False)
         until = database_clock.now(using) + timedelta(seconds=lease)
         OutboxMessage.objects.using(using).filter(pk__in=[row.id for row in rows]).update(due_at=until)
     return [replace(row, due_at=until) for row in rows]
 
 
-def _taken(using: str, wanted: Wanted, *, lock: bool) -> list[OutboxRow]:
+def _take_rows(using: str, wanted: Wanted, *, lock: bool) -> list[OutboxRow]:
     ready = _due(using, database_clock.now(using)).filter(
         *([Q(pk__in=wanted.only)] if wanted.only else [Q(alone=wanted.alone)]),
         *([~Q(exchange__in=wanted.without)] if wanted.without else []),

@@ -59,7 +59,7 @@ class AfterCommit:
         # Results for which no thread could be started may be waiting.
         late_results.result_writer.start()
         reach = broker_connections.connections.reach
-        answers, in_flight = self._sent() if not reach.away or reach.take_probe() else ([], set())
+        answers, in_flight = self._send_free_rows() if not reach.away or reach.take_probe() else ([], set())
         confirmed = [answer.row for answer in answers if answer.result.confirmed]
         if confirmed:
             outbox_rows.delete([row.id for row in confirmed], using=self.using)
@@ -75,10 +75,10 @@ class AfterCommit:
             # Other transactions may have left rows of these ordering keys behind ours: a relay can send them now.
             outbox_rows.notify(self.using)
 
-    def _sent(self) -> tuple[list[RowResult], set[int]]:
+    def _send_free_rows(self) -> tuple[list[RowResult], set[int]]:
         """Send the rows that no relay can have taken, and return the results and the ids of the rows in flight."""
         timeout, reach = settings().publish_timeout, broker_connections.connections.reach
-        if time.monotonic() - self.begun >= SPARE_SECONDS / 2 and not self._renewed():
+        if time.monotonic() - self.begun >= SPARE_SECONDS / 2 and not self._renew_lease():
             return [], set()
         rows = self._in_turn() if any(row.message.order_key for row in self.rows) else self.rows
         if not rows:
@@ -95,7 +95,7 @@ class AfterCommit:
             reach.lost(lost.text if lost else "no confirm in time")
         return answers, in_flight
 
-    def _renewed(self) -> bool:
+    def _renew_lease(self) -> bool:
         """Extend the lease of the rows after a long transaction; False if a relay has claimed any of them."""
         self.begun = time.monotonic()
         renewed = outbox_rows.renew(self.rows, using=self.using, seconds=lease())

@@ -122,7 +122,7 @@ def insert(messages: Sequence[Message], *, using: str, lease: float) -> list[Out
     with nullcontext() if len(parts) < 2 else transaction.atomic(using=using, savepoint=False):  # noqa: PLR2004
         for some in parts:
             values = [value for message in some for value in _values(connection, message, times)]
-            ids = _inserted(connection, values, len(some))
+            ids = _insert_values(connection, values, len(some))
             rows += [OutboxRow(id=id, message=message, due_at=due) for id, message in zip(ids, some, strict=True)]  # noqa: A001
     return rows
 
@@ -139,7 +139,7 @@ def _parts(messages: Sequence[Message], at_once: int) -> Sequence[Sequence[Messa
     return [part for part in parts if part]
 
 
-def _inserted(connection: BaseDatabaseWrapper, values: Sequence[Any], count: int) -> list[int]:
+def _insert_values(connection: BaseDatabaseWrapper, values: Sequence[Any], count: int) -> list[int]:
     returning = "id" if connection.features.can_return_columns_from_insert else ""
     with connection.cursor() as cursor:
         cursor.execute(insert_of(connection.alias, TABLE, COLUMNS, rows=count, returning=returning), values)

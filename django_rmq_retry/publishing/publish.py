@@ -229,10 +229,10 @@ async def adispatch(
         # The transaction of the handler is open in the thread that waits for this coroutine.
         return await sync_to_async(dispatch)(message, handler=handler, timeout=timeout)
     with _hooks(message, handler) as sent:
-        return await _confirmed(sent, timeout)
+        return await _send_and_await(sent, timeout)
 
 
-async def _confirmed(message: Message, timeout: float | None) -> str:  # noqa: ASYNC109 - as above
+async def _send_and_await(message: Message, timeout: float | None) -> str:  # noqa: ASYNC109 - as above
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[PublishResult] = loop.create_future()
 

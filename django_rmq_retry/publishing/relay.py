@@ -57,24 +57,24 @@ class Relay:
         self.forget()
         probe = self._denied.next()
         if probe is not None:
-            return self._batch(Wanted(most=1, only=[probe], without=self._denied.exchanges)) or Turn(failed=1)
+            return self._send_and_record(Wanted(most=1, only=[probe], without=self._denied.exchanges)) or Turn(failed=1)
         for alone in (self._alone_first, not self._alone_first):
             most = 1 if self._away else MOST_ALONE if alone else MOST_BATCH_ROWS
-            turn = self._batch(Wanted(most=most, alone=alone, without=self._denied.exchanges))
+            turn = self._send_and_record(Wanted(most=most, alone=alone, without=self._denied.exchanges))
             if turn:
                 # Neither kind of rows waits for all of the other kind.
                 self._alone_first = not alone
                 return turn
         return Turn()
 
-    def _batch(self, wanted: Wanted) -> Turn | None:
+    def _send_and_record(self, wanted: Wanted) -> Turn | None:
         """Send the rows of a selection; None if there are none."""
         try:
             with claimed(self._using, wanted, lease=lease()) as rows:
                 if not rows:
                     return None
-                answers = self._sent(rows, one_by_one=wanted.alone)
-                turn = self._settled(rows, answers, alone=wanted.alone or len(rows) == 1)
+                answers = self._send_batch(rows, one_by_one=wanted.alone)
+                turn = self._record_results(rows, answers, alone=wanted.alone or len(rows) == 1)
         except OperationalError:
             # The transaction was rolled back, for example by a deadlock. Delete confirmed rows before another relay
             # sends them again.
@@ -91,7 +91,7 @@ class Relay:
             outbox_rows.delete(known, using=self._using)
             self._confirmed.difference_update(known)
 
-    def _sent(self, rows: Sequence[OutboxRow], *, one_by_one: bool) -> list[RowResult]:
+    def _send_batch(self, rows: Sequence[OutboxRow], *, one_by_one: bool) -> list[RowResult]:
         timeout = settings().publish_timeout
         until = time.monotonic() + lease() - timeout
         batch = RowBatch(rows, timeout=timeout, until=until, late=self._late, one_by_one=one_by_one)
@@ -111,7 +111,7 @@ class Relay:
         self._ended_at = self._ended_at or time.monotonic()
         return self._away or time.monotonic() - self._ended_at > RELAY_GRACE_SECONDS
 
-    def _settled(self, rows: Sequence[OutboxRow], answers: Sequence[RowResult], *, alone: bool) -> Turn:
+    def _record_results(self, rows: Sequence[OutboxRow], answers: Sequence[RowResult], *, alone: bool) -> Turn:
         sent = [answer.row.id for answer in answers if answer.result.confirmed]
         if sent:
             outbox_rows.delete(sent, using=self._using)

@@ -49,7 +49,7 @@ class WakeUps:
         """Wait until a signal arrives or the time is over; after an error at most ERROR_SECONDS."""
         seconds = max(0.0, seconds)
         try:
-            signalled = self._signalled(seconds)
+            signalled = self._wait_for_signals(seconds)
         except Exception as error:  # noqa: BLE001 - a driver's connection that was closed raises errors of its own
             text = "The relay cannot watch its connections, and polls its databases: %s"
             log.debug(text, error, extra={"event": "relay_polls"})
@@ -61,7 +61,7 @@ class WakeUps:
         for using in signalled:
             self._read_notifications(using)
 
-    def _signalled(self, seconds: float) -> list[str]:
+    def _wait_for_signals(self, seconds: float) -> list[str]:
         # `select` refuses descriptors above 1023.
         with selectors.DefaultSelector() as watched:
             watched.register(self._near, selectors.EVENT_READ)

@@ -123,8 +123,8 @@ class Figures(Recurring):
         return max(READ_EVERY_SECONDS, SHARE * (time.monotonic() - began))
 
     def read(self) -> list[Family]:
-        reading = self._tried("database", self._in_time) if settings().records else None
-        levels = self._tried("broker", _gauged)
+        reading = self._try("database", self._in_time) if settings().records else None
+        levels = self._try("broker", _gauged)
         found: list[Family] = []
         if settings().records:
             found.append(single("database_up", "1 if the database answered.", reading is not None))
@@ -135,7 +135,7 @@ class Figures(Recurring):
             found += self._of_broker(levels, reading)
         return found
 
-    def _tried(self, what: str, read: Callable[[], T]) -> T | None:
+    def _try(self, what: str, read: Callable[[], T]) -> T | None:
         """Return what was read. A failure is logged once, until the next reading that succeeds."""
         try:
             found = read()

@@ -91,7 +91,7 @@ class Tracing:
                 _inject(one)
             yield
             span.set_attribute("rmq_retry.stored", one.stored)
-            _failed(span, one.error, "")
+            _record_error(span, one.error, "")
 
     @contextmanager
     def _attempt(self, one: AroundAttempt) -> Iterator[None]:
@@ -111,29 +111,29 @@ class Tracing:
         try:
             one.traceparent = _written(span.get_span_context())
             yield
-            self._judged(span, one)
+            self._write_verdict(span, one)
         finally:
             detach(token)
             span.end()
 
-    def _judged(self, span: api.Span, one: AroundAttempt) -> None:
+    def _write_verdict(self, span: api.Span, one: AroundAttempt) -> None:
         """Write the verdict into the span of the attempt; a parked message gets a span of its own below it."""
         verdict = one.verdict
         if verdict is None:
-            _failed(span, one.error, "")
+            _record_error(span, one.error, "")
             return
         span.set_attribute("rmq_retry.verdict", verdict.kind.value)
         if verdict.kind is Kind.RETRY or verdict.kind is Kind.HALT:
             span.set_attribute("rmq_retry.wait", float(verdict.after))
         if verdict.kind is not Kind.PARK:
             if not isinstance(one.error, Discard):
-                _failed(span, one.error, "")
+                _record_error(span, one.error, "")
             return
         reason = verdict.reason.value if verdict.reason else "parked"
-        _failed(span, one.error, reason)
+        _record_error(span, one.error, reason)
         name, attributes = f"park {_queue(one.delivery)}".rstrip(), _of_parking(one.delivery, verdict)
         with self._tracer.start_as_current_span(name, attributes=attributes) as parking:
-            _failed(parking, one.error, reason)
+            _record_error(parking, one.error, reason)
             parking.set_status(api.StatusCode.ERROR, verdict.detail)
 
 
@@ -199,7 +199,7 @@ def _written(context: api.SpanContext) -> str:
     return f"00-{api.format_trace_id(context.trace_id)}-{api.format_span_id(context.span_id)}-{context.trace_flags:02x}"
 
 
-def _failed(span: api.Span, error: BaseException | None, reason: str) -> None:
+def _record_error(span: api.Span, error: BaseException | None, reason: str) -> None:
     """Record an error in a span; without one, the reason for which its message is parked, if it is."""
     if error is None:
         if reason:

@@ -64,7 +64,7 @@ class Reporting:
     def _around_attempt(self, one: AroundAttempt) -> Iterator[None]:
         with sentry_sdk.isolation_scope() as scope:
             scope.clear_breadcrumbs()
-            scope.add_event_processor(_reviewed)
+            scope.add_event_processor(_review)
             for name, value in _tags_of(one).items():
                 scope.set_tag(name, value)
             with _processing(one) as span:
@@ -253,7 +253,7 @@ def _context(one: AroundAttempt, verdict: Verdict) -> dict[str, object]:
     return {name: value for name, value in facts.items() if value}
 
 
-def _reviewed(event: Event, hint: Hint) -> Event | None:
+def _review(event: Event, hint: Hint) -> Event | None:
     """Drop the event of this package's own log line about a parked message, which the hook reports with its error.
 
     Also remove the local variables of this package's functions, which hold the body, from any other event.

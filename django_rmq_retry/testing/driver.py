@@ -263,7 +263,7 @@ class Driver:
         self._raise_what_escaped()
         if self._following is None and not self._ready:
             return False
-        delivery = self._taken()
+        delivery = self._take()
         if delivery is None:
             return True
         # A handler may call another one, whose attempt must not take this attempt's fault.
@@ -288,7 +288,7 @@ class Driver:
         self._raise_what_escaped()
         return True
 
-    def _taken(self) -> Delivery | None:
+    def _take(self) -> Delivery | None:
         """Return the next delivery; None if it has to wait for another one of its key."""
         following, self._following = self._following, None
         if following is not None:

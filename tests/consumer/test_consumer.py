@@ -645,7 +645,7 @@ def test_an_ordering_key_is_computed_without_a_watcher_thread(monkeypatch: pytes
     def fail(_self: Deadlines, _run: TimedRun) -> None:
         raise Unready("No thread can be started.")
 
-    monkeypatch.setattr(Deadlines, "_watched", fail)
+    monkeypatch.setattr(Deadlines, "_ensure_watcher", fail)
     handler = replace(subscription(PATIENT, name="ledger", queue="ledger"), order_by=lambda _: "k", codec=Raw())
     attempts = Attempts(work_queues_of([handler]), replace(surroundings(), key_timeout=1.0))
 

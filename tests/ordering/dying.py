@@ -20,14 +20,14 @@ def _patched(step: str, nth: int) -> None:
     owner, name, when = {
         "before the block": (gate, "block", "before"),
         "in the block": (gate, "block", "after"),
-        "after the block": (gate.OrderGate, "_failed", "after"),
+        "after the block": (gate.OrderGate, "_block", "after"),
         "before it is stored": (gate, "add_waiting", "before"),
         "after it is stored": (gate, "add_waiting", "after"),
         "between the row and the ack": (gate.OrderGate, "_wait_behind", "after"),
         "before the unblocking": (gate, "pass_on", "before"),
         "in the unblocking": (keys, "keep", "after"),
         "at the end of the unblocking": (gate, "pass_on", "after"),
-        "between unblocking and ack": (gate.OrderGate, "_resolved", "after"),
+        "between unblocking and ack": (gate.OrderGate, "_unblock", "after"),
     }[step]
     setattr(owner, name, dying(getattr(owner, name), when, nth))
 

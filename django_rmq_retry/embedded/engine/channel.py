@@ -248,7 +248,7 @@ class BrokerChannel(Publishing):
         return Got(self.last_tag, entry.message, raw=raw, redelivered=redelivered, left=named_queue.ready.count)
 
     def ack(self, tag: int, *, multiple: bool = False) -> None:
-        for consumer, queue, entry in self._settled(tag, multiple=multiple):
+        for consumer, queue, entry in self._take_unacked(tag, multiple=multiple):
             queue.done(entry)
             if consumer is not None and (queue.ready.count or not consumer.waits):
                 queue.freed(consumer)
@@ -258,15 +258,15 @@ class BrokerChannel(Publishing):
             self.vhost.settle()
 
     def nack(self, tag: int, *, multiple: bool = False, requeue: bool = True) -> None:
-        self._return(self._settled(tag, multiple=multiple), "nack", requeue=requeue)
+        self._return(self._take_unacked(tag, multiple=multiple), "nack", requeue=requeue)
 
     def reject(self, tag: int, *, requeue: bool = True) -> None:
-        self._return(self._settled(tag, multiple=False), "reject", requeue=requeue)
+        self._return(self._take_unacked(tag, multiple=False), "reject", requeue=requeue)
 
     def recover(self, *, requeue: bool = True) -> None:
         if not requeue:
             raise RequestRefused(540, "requeue=false")
-        self._return(self._settled(0, multiple=True), "recover", requeue=True)
+        self._return(self._take_unacked(0, multiple=True), "recover", requeue=True)
 
     def stop_consuming(self) -> list[BrokerQueue]:
         """End all consumers, without offering their queues' messages to other consumers yet."""
@@ -280,7 +280,7 @@ class BrokerChannel(Publishing):
 
     def return_unacked(self) -> None:
         """Return every unacked message to its queue, as the end of a channel does."""
-        self._return(self._settled(0, multiple=True), "lost", requeue=True)
+        self._return(self._take_unacked(0, multiple=True), "lost", requeue=True)
 
     def close(self) -> None:
         """End the channel: its consumers first, then its unacked messages return in order."""
@@ -308,7 +308,7 @@ class BrokerChannel(Publishing):
         self.outbox.valve.pass_on(len(raw) + len(entry.message.body))
         self.outbox.put(Deliver(self.number, consumer.tag, tag, entry.message, raw=raw, redelivered=redelivered))
 
-    def _settled(self, tag: int, *, multiple: bool) -> list[Held]:
+    def _take_unacked(self, tag: int, *, multiple: bool) -> list[Held]:
         """Remove and return the unacked messages that a client settles."""
         unacked = self.unacked
         if tag not in unacked and not (multiple and tag == 0):

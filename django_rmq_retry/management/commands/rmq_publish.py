@@ -120,7 +120,7 @@ class Command(RmqCommand):
             if key:
                 raise usage_error("--queue cannot be combined with --routing-key: the queue's name is the routing key.")
             key = options["queue"]
-        content_type = _checked(body, options, subscription)
+        content_type = _check_body(body, options, subscription)
         if options["content_encoding"] and not options["raw"]:
             raise usage_error("--content-encoding requires --raw.")
         given = {name: options[name] for name in PUBLISH_OPTIONS}
@@ -132,7 +132,7 @@ class Command(RmqCommand):
         )
 
 
-def _checked(body: bytes, options: Given, subscription: Subscription | None) -> str:
+def _check_body(body: bytes, options: Given, subscription: Subscription | None) -> str:
     """Return the content type after checking that the handler's codec, or JSON, can read the body."""
     given: str | None = options["content_type"]
     if options["raw"]:
