@@ -73,7 +73,8 @@ def test_every_function_class_and_room_on_the_page_is_defined() -> None:
     code = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     defined = set(re.findall(r"\b(?:def|class) (\w+)", code))
     named = {name.split(".")[-1] for name in re.findall(r"`([A-Z]\w+(?:\.\w+)?|[a-z_]+)`", PAGE)}
-    values = {*Kind, *State.values, *(part for module in MODULES for part in module.split("."))}
+    constraints = re.findall(r'UniqueConstraint\(.*?name="(\w+)"', code)
+    values = {*Kind, *State.values, *constraints, *(part for module in MODULES for part in module.split("."))}
 
     assert sorted(named - values - defined) == []
 
@@ -85,6 +86,16 @@ def test_the_rooms_of_a_large_package_hold_each_module_once(package: str) -> Non
     modules = {module.split(".")[1] for module in MODULES if module.startswith(f"{package}.")} - {"__init__"}
 
     assert sorted(re.findall(r"`(\w+)`", table[0].partition("\n")[2])) == sorted(modules)
+
+
+def test_contributing_names_the_theme_of_each_folder_of_tests_that_is_no_package() -> None:
+    told = (ROOT / "CONTRIBUTING.md").read_text()
+    themes = re.search(r"^\| Folder of `tests` \|.*?\n\n", told, re.DOTALL | re.MULTILINE)
+    assert themes
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/*.py")}
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+
+    assert re.findall(r"^\| `(\w+)` \|", themes[0], re.MULTILINE) == sorted(folders - packages)
 
 
 def test_the_page_lists_the_public_names_of_packages_without_a_front() -> None:

@@ -17,7 +17,7 @@ from django_rmq_retry.messages import Properties, decode_properties
 from django_rmq_retry.messages.deaths import deaths
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ParkedMessage
 from django_rmq_retry.parked import database
-from django_rmq_retry.parked import store as parking
+from django_rmq_retry.parked import store as store_module
 from django_rmq_retry.policies import Kind
 from django_rmq_retry.testing import isolated_handlers
 from tests.amqp.declared import declare
@@ -27,7 +27,7 @@ from tests.parked.arrivals import by_us, foreign, record_store, store, the_group
 from tests.tooling.vhosts import Vhost
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
-WRITE = parking.BatchWriter.write
+WRITE = store_module.BatchWriter.write
 NASTY = "\0<script>\udc80\u202e💥" + "é" * 300
 
 
@@ -45,7 +45,7 @@ class TestHostile:
         ids=["empty", "NUL", "binary", "NaN", "20 digits", "surrogate", "UTF-16", "nested", "5 MB"],
     )  # fmt: skip
     def test_a_body_is_stored_byte_for_byte(self, body: bytes) -> None:
-        assert store(by_us(body=body)) == [parking.Stored()]
+        assert store(by_us(body=body)) == [store_module.Stored()]
         assert bytes(the_record().body) == body
 
     def test_any_text_in_properties_and_headers_can_be_stored(self) -> None:
@@ -67,19 +67,19 @@ class TestHostile:
         said = {f"rmq-retry-{name}": "\0\u202e💥" * 2000 for name in names}
         told = foreign(id="\0\udcff", headers=said, exchange="\0\udcff", routing_key="\0\udcff" * 80, **texts)
 
-        assert store(told) == [parking.Stored()]
+        assert store(told) == [store_module.Stored()]
         assert all("\0" not in text and len(text.encode()) <= 10_000 for text in all_texts(the_record()))
 
     @pytest.mark.parametrize("raw", [b"", b"\xff\xff", b"\x20\x00\x00\x00\x00\x09\x01a"])
     def test_invalid_properties_are_stored(self, raw: bytes) -> None:
-        assert store(Delivery(queue="payments.parked", body=b"x", raw=raw)) == [parking.Stored()]
+        assert store(Delivery(queue="payments.parked", body=b"x", raw=raw)) == [store_module.Stored()]
         assert (bytes(the_record().properties), the_record().reason) == (raw, "undecodable_headers")
 
     @pytest.mark.parametrize("seconds", [0, 1, 1_700_000_000_000, 2**63 - 1, 2**64 - 1, 253_402_300_799])
     def test_any_timestamp_is_accepted(self, seconds: int) -> None:
         said = {"rmq-retry-parked-at": min(seconds, 2**63 - 1), "rmq-retry-since": min(seconds, 2**63 - 1)}
 
-        assert store(foreign(timestamp=seconds, headers=said)) == [parking.Stored()]
+        assert store(foreign(timestamp=seconds, headers=said)) == [store_module.Stored()]
 
 
 def all_texts(record: ParkedMessage) -> list[str]:
@@ -109,13 +109,13 @@ class TestQueries:
 
 def refusing(
     *bodies: bytes, error: type[Exception] = DatabaseError, times: float = float("inf")
-) -> Callable[[parking.BatchWriter], None]:
+) -> Callable[[store_module.BatchWriter], None]:
     """A database that cannot write some messages, or nothing for a while."""
     left = [times]
 
-    def write(filing: parking.BatchWriter) -> None:
-        WRITE(filing)
-        found = {arrival.parked.body for arrival in filing._arrivals}
+    def write(writer: store_module.BatchWriter) -> None:
+        WRITE(writer)
+        found = {arrival.parked.body for arrival in writer._arrivals}
         if left[0] > 0 and (not bodies or found & set(bodies)):
             left[0] -= 1
             raise error("it is poison")
@@ -127,7 +127,7 @@ class TestPoison:
     def test_a_message_that_cannot_be_stored_is_reported_and_affects_no_other(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(parking.BatchWriter, "write", refusing(b"5", b"9"))
+        monkeypatch.setattr(store_module.BatchWriter, "write", refusing(b"5", b"9"))
         stored = store(*(by_us(id=str(n), body=str(n).encode()) for n in range(11)))
 
         assert [one.problem for one in stored if one.problem] == ["DatabaseError: it is poison"] * 2
@@ -137,9 +137,9 @@ class TestPoison:
 
     @pytest.mark.parametrize("error", [IntegrityError, OperationalError, ValueError])
     def test_a_lock_conflict_is_retried(self, error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(parking.BatchWriter, "write", refusing(error=error, times=2))
+        monkeypatch.setattr(store_module.BatchWriter, "write", refusing(error=error, times=2))
 
-        assert store(by_us()) == [parking.Stored()]
+        assert store(by_us()) == [store_module.Stored()]
         assert the_record().copies == 1
 
     def test_an_unreadable_message_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,24 +148,24 @@ class TestPoison:
 
         monkeypatch.setattr("django_rmq_retry.parked.arrivals.read_parked", read)
 
-        assert store(by_us()) == [parking.Stored(problem="It cannot be read: RecursionError: too deep")]
+        assert store(by_us()) == [store_module.Stored(problem="It cannot be read: RecursionError: too deep")]
 
     def test_a_record_created_by_another_drainer_meanwhile_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         looks: list[int] = []
 
-        def look_up(self: parking.BatchWriter) -> None:
+        def look_up(self: store_module.BatchWriter) -> None:
             if looks:
                 LOOK_UP(self)
             looks.append(1)
 
         store(by_us())
-        monkeypatch.setattr(parking.BatchWriter, "_look_up", look_up)
+        monkeypatch.setattr(store_module.BatchWriter, "_look_up", look_up)
 
-        assert store(by_us(again=True), by_us(id="m-2")) == [parking.Stored(), parking.Stored()]
+        assert store(by_us(again=True), by_us(id="m-2")) == [store_module.Stored(), store_module.Stored()]
         assert (ParkedMessage.objects.count(), ErrorGroup.objects.get().parked) == (2, 2)
 
 
-LOOK_UP = parking.BatchWriter._look_up
+LOOK_UP = store_module.BatchWriter._look_up
 
 
 def losing_answer(*, committed: bool) -> SimpleNamespace:
@@ -194,21 +194,21 @@ class TestLostAnswer:
     def test_a_message_without_an_id_has_one_record_after_a_lost_commit_answer(
         self, committed: bool, count: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(parking, "transaction", losing_answer(committed=committed))
+        monkeypatch.setattr(store_module, "transaction", losing_answer(committed=committed))
         batch = [by_us(id=None, body=b"%d" % n) for n in range(count)]
 
-        assert store(*batch) == [parking.Stored()] * count
+        assert store(*batch) == [store_module.Stored()] * count
         assert (ParkedMessage.objects.count(), the_group().parked) == (count, count)
 
     def test_equal_messages_without_an_id_never_share_a_record(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(parking, "transaction", losing_answer(committed=False))
+        monkeypatch.setattr(store_module, "transaction", losing_answer(committed=False))
 
-        assert store(by_us(id=None), by_us(id=None)) == [parking.Stored(), parking.Stored()]
+        assert store(by_us(id=None), by_us(id=None)) == [store_module.Stored(), store_module.Stored()]
         assert ParkedMessage.objects.count() == 2
 
     def test_a_failing_message_does_not_mark_its_neighbours_redelivered(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store(by_us(id=None))
-        monkeypatch.setattr(parking.BatchWriter, "write", refusing(b"5"))
+        monkeypatch.setattr(store_module.BatchWriter, "write", refusing(b"5"))
         store(by_us(id=None), by_us(id="m-5", body=b"5"))
 
         assert ParkedMessage.objects.count() == 2
@@ -217,16 +217,16 @@ class TestLostAnswer:
 class TestAway:
     def test_an_outage_keeps_the_batch_and_reports_the_stored_messages(self, monkeypatch: pytest.MonkeyPatch) -> None:
         answers = iter(["", "It is away."])
-        monkeypatch.setattr(parking, "outage", lambda _: next(answers))
-        monkeypatch.setattr(parking.BatchWriter, "write", refusing(b"2", b"3"))
+        monkeypatch.setattr(store_module, "outage", lambda _: next(answers))
+        monkeypatch.setattr(store_module.BatchWriter, "write", refusing(b"2", b"3"))
         batch = [by_us(id=str(n), body=str(n).encode()) for n in range(4)]
 
-        with pytest.raises(parking.StoreUnavailable) as outage:
+        with pytest.raises(store_module.StoreUnavailable) as outage:
             record_store().store(batch)
 
         assert (outage.value.reason, outage.value.done) == (
             "It is away.",
-            {batch[0]: parking.Stored(), batch[1]: parking.Stored()},
+            {batch[0]: store_module.Stored(), batch[1]: store_module.Stored()},
         )
 
     def test_a_writable_database_passes_the_outage_check_and_the_check_leaves_no_row(self) -> None:
@@ -295,7 +295,7 @@ class TestKeys:
     def test_an_undecodable_body_has_no_business_key(self, keys: Any, body: bytes) -> None:
         keys(lambda message: message.data["n"])
 
-        assert store(by_us(body=body)) == [parking.Stored()]
+        assert store(by_us(body=body)) == [store_module.Stored()]
         assert (the_record().business_key, BusinessKey.objects.count()) == ("", 0)
 
     @pytest.mark.parametrize("error", [ValueError, SystemExit, RecursionError])
@@ -307,7 +307,7 @@ class TestKeys:
 
         keys(fail)
 
-        assert store(by_us()) == [parking.Stored()]
+        assert store(by_us()) == [store_module.Stored()]
         [line] = caplog.records
         assert (line.levelname, line.exc_info and line.exc_info[0]) == ("WARNING", error)
         assert line.getMessage().startswith(
@@ -333,13 +333,13 @@ class TestKeys:
     ) -> None:
         keys(lambda message: message.data["n"])
 
-        assert store(by_us(body=b"no json")) == [parking.Stored()]
+        assert store(by_us(body=b"no json")) == [store_module.Stored()]
         assert caplog.records == []
 
     def test_at_most_twenty_short_business_keys_are_stored(self, keys: Any) -> None:
         keys(lambda _: [7, None, "", "a", "A", "a", "á", "a ", NASTY, *range(100, 200)])
 
-        assert store(by_us()) == [parking.Stored()]
+        assert store(by_us()) == [store_module.Stored()]
         values = [key.value for key in BusinessKey.objects.order_by("pk")]
         assert len(values) <= 20
         assert values[:2] == ["7", "a"]
@@ -348,7 +348,7 @@ class TestKeys:
     def test_an_endless_iterator_of_keys_is_cut_off(self, keys: Any) -> None:
         keys(lambda _: iter(int, 1))
 
-        assert store(by_us()) == [parking.Stored()]
+        assert store(by_us()) == [store_module.Stored()]
         assert the_record().business_key == "0"
 
 
@@ -376,7 +376,7 @@ class TestSignal:
 
         signals.recorded.connect(hear)
         try:
-            assert store(by_us()) == [parking.Stored()]
+            assert store(by_us()) == [store_module.Stored()]
         finally:
             signals.recorded.disconnect(hear)
 
@@ -385,16 +385,16 @@ class TestSignal:
     def test_a_connection_lost_after_the_commit_stores_no_duplicate(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        def records(_: parking.BatchWriter) -> list[ParkedMessage]:
+        def records(_: store_module.BatchWriter) -> list[ParkedMessage]:
             raise OperationalError("server closed the connection unexpectedly")
 
         def hear(**_: object) -> None:
             pytest.fail("there is nothing to announce")
 
-        monkeypatch.setattr(parking.BatchWriter, "records", records)
+        monkeypatch.setattr(store_module.BatchWriter, "records", records)
         signals.recorded.connect(hear)
         try:
-            assert store(by_us(id=None)) == [parking.Stored()]
+            assert store(by_us(id=None)) == [store_module.Stored()]
         finally:
             signals.recorded.disconnect(hear)
 
@@ -413,7 +413,7 @@ def test_the_x_death_count_of_a_dead_letter_loop_is_recorded(vhost: Vhost, amqp:
     hand.publish(Message(body=b"{}", routing_key="payments", properties=Properties(message_id="m-1")))
     verdicts = [hand.fail().kind for _ in range(3)]
     _tag, parked, _ = hand.take("payments.parked")
-    assert store(parked) == [parking.Stored()]
+    assert store(parked) == [store_module.Stored()]
     record = the_record()
     died = deaths(decode_properties(bytes(record.properties)).headers)
 

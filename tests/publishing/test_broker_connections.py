@@ -19,7 +19,7 @@ from tests.amqp.live import to
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
