@@ -12,7 +12,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import Delivery, Message, handler, parked
-from django_rmq_retry.admin.facts import name_in_words
+from django_rmq_retry.admin.action_facts import name_in_words
 from django_rmq_retry.models import Action, ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.parked.edit import propose, store
 from django_rmq_retry.parked.operators import Actor
