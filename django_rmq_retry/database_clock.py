@@ -10,6 +10,8 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
+from django_rmq_retry.wording import span
+
 log = logging.getLogger("django_rmq_retry")
 
 CLOCK_TOLERANCE = timedelta(minutes=5)
@@ -93,15 +95,6 @@ def difference_text(apart: timedelta, using: str) -> str:
     """Return a sentence that describes the difference between the clocks."""
     word = "behind" if apart > timedelta() else "ahead of"
     return f"The clock of this host is {span(abs(apart))} {word} the clock of database {using!r}."
-
-
-def span(length: timedelta) -> str:
-    """Format a duration in the largest unit that passed at least twice, cut: ``45 min``, ``30 h``, ``2922 d``."""
-    seconds = length.total_seconds()
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds // size:.0f} {unit}"
-    return f"{seconds // 1:.0f} s"
 
 
 def _fresh(connection: BaseDatabaseWrapper) -> ClockReading:

@@ -12,9 +12,10 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.health.condition import Condition
 from django_rmq_retry.health.problems import Judged
-from django_rmq_retry.health.rules import Problem, number
+from django_rmq_retry.health.rules import Problem
 from django_rmq_retry.templatetags.rmq_retry import NOTHING
 from django_rmq_retry.topology.declarations import Role
+from django_rmq_retry.wording import number
 
 Amounts = Mapping[str, float | None]
 """By the name of a column; None is unknown."""

@@ -20,7 +20,6 @@ from django_rmq_retry.admin.labels import column, cut_line, labelled
 from django_rmq_retry.admin.pages import Button, Pages, refusal, requires
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.health.processes import any_alive
-from django_rmq_retry.health.rules import number
 from django_rmq_retry.models import (
     Action,
     EarlyRetry,
@@ -44,6 +43,7 @@ from django_rmq_retry.parked.run_steps import send_run
 from django_rmq_retry.parked.selection import EXCEPT
 from django_rmq_retry.recurring import thread_name
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, counted, rmq_minute, rmq_span, run_badge, run_outcome
+from django_rmq_retry.wording import number
 
 SLICE_SECONDS = 0.5
 """Seconds for which an open page sends in one request; the page then requests the next slice."""

@@ -23,9 +23,9 @@ from django_rmq_retry.alerts.runbook import runbook
 from django_rmq_retry.amqp.address import Secret
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import ADMINS, Settings
-from django_rmq_retry.database_clock import span
 from django_rmq_retry.health.rules import Severity
 from django_rmq_retry.http_requests import opener
+from django_rmq_retry.wording import span
 
 SEND_SECONDS = 10.0
 """Seconds for which one alert may take; a try that takes longer goes on, and none is made beside it."""

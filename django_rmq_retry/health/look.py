@@ -23,14 +23,14 @@ from django_rmq_retry.health.problems import (
     in_plan,
     in_retries,
     in_survey,
-    listed,
     too_many_parked,
     unreachable,
     unusable,
 )
-from django_rmq_retry.health.rules import Code, Problem, Severity, counted, number
+from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.topology.declarations import QUARANTINE, Role
+from django_rmq_retry.wording import listed, messages_counted, number
 
 NO_QUEUES = Gauged(levels=(), api_set=False)
 """What is known of the queues without the broker."""
@@ -157,7 +157,7 @@ def _none_alive(found: Sequence[Problem], queues: Queues) -> list[Problem]:
     code = Code.ALL_VANISHED if gone else Code.ALL_UNREAD if ready else Code.ALL_IDLE
     held = sorted((one for one in still if one.ready), key=lambda one: -(one.ready or 0))
     places = listed(f"{one.queue} {number(one.ready or 0)}" for one in held)
-    values = {**names, "messages": counted(ready), "places": places and f": {places}"}
+    values = {**names, "messages": messages_counted(ready), "places": places and f": {places}"}
     all_idle = Problem(code=code, count=len(still), since=gone.since if gone else None, values=values)
     said = {name for one in idle for name in (one.queue, f"{one.queue}{QUARANTINE}")}
     left = [

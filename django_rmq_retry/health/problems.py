@@ -16,7 +16,6 @@ from django_rmq_retry.amqp.declarer import MOVING
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.breakers.queue_state import PAUSED, QueueState
-from django_rmq_retry.database_clock import span
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.handlers import registry
@@ -45,7 +44,6 @@ from django_rmq_retry.health.rules import (
     Code,
     Problem,
     Severity,
-    number,
 )
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, QueueControl, RequeueRun
@@ -54,9 +52,8 @@ from django_rmq_retry.models.runs import RunState, RunWait
 from django_rmq_retry.parked.groups import GROWTH_SPAN, grows
 from django_rmq_retry.topology.declarations import QUARANTINE, QueueDeclaration, Role
 from django_rmq_retry.topology.plan import Item, Plan, PlanState
+from django_rmq_retry.wording import MOST_IN_A_TEXT, listed, number, span
 
-MOST_NAMES = 3
-"""The most names in one problem; others are counted."""
 USUAL_WAITS = ("", RunWait.LISTING, RunWait.KEYS_WAIT, RunWait.CANARY_WAITS)
 """The reasons for which a requeue run waits without a problem."""
 NO_API = gettext_lazy('Unacked messages and rates are shown only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].')
@@ -73,14 +70,6 @@ class Limits:
     parked_age: timedelta | None = PARKED_TOO_LONG
     outbox_age: timedelta = OUTBOX_OVERDUE_AFTER
     halted_age: timedelta | None = HALTED_TOO_LONG
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return the first few names, and the number of the others."""
-    every = list(names)
-    first = ", ".join(every[:MOST_NAMES])
-    more = {"names": first, "count": len(every) - MOST_NAMES}
-    return _("%(names)s and %(count)d more") % more if len(every) > MOST_NAMES else first
 
 
 def excused(states: Iterable[QueueState], now: float) -> frozenset[str]:
@@ -487,11 +476,11 @@ def in_retries(levels: Sequence[Level], survey: Survey) -> Iterator[Problem]:
 def in_groups(groups: Mapping[int, ErrorGroup], recent: Mapping[int, int]) -> Iterator[Problem]:
     """Yield the error groups that grow, by their new messages of the last minutes."""
     growing = sorted(((count, group) for group, count in recent.items() if grows(count)), reverse=True)
-    for count, group in growing[:MOST_NAMES]:
+    for count, group in growing[:MOST_IN_A_TEXT]:
         values = {"group": groups[group], "span": span(GROWTH_SPAN)}
         yield Problem(code=Code.GROWS, subject=str(group), count=count, values=values)
-    if len(growing) > MOST_NAMES:
-        yield Problem(code=Code.GROW_MORE, count=len(growing) - MOST_NAMES)
+    if len(growing) > MOST_IN_A_TEXT:
+        yield Problem(code=Code.GROW_MORE, count=len(growing) - MOST_IN_A_TEXT)
 
 
 def in_runs(

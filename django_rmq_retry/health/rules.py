@@ -11,9 +11,10 @@ from enum import Enum, IntEnum, StrEnum, unique
 from functools import partial
 from typing import Any
 
-from django.utils.formats import number_format
-from django.utils.translation import get_language, gettext, ngettext, ngettext_lazy
+from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
+
+from django_rmq_retry.wording import messages_counted
 
 OUTBOX_OVERDUE_AFTER = timedelta(minutes=5)
 """The age from which a message in the outbox is a problem: a relay sends within seconds."""
@@ -626,15 +627,6 @@ class Problem:
         return self._filled_in(self.rule.fix)
 
     def _filled_in(self, template: Any) -> str:
-        quoted, messages = shlex.quote(self.subject), counted(self.count)
+        quoted, messages = shlex.quote(self.subject), messages_counted(self.count)
         words = {"subject": self.subject, "count": self.count, "quoted": quoted, "messages": messages}
         return str(template % {**words, **self.values})
-
-
-def number(count: int) -> str:
-    """Return a count with the separators of the reader's language."""
-    return number_format(count, use_l10n=True, force_grouping=True) if get_language() else f"{count:,}"
-
-
-def counted(count: int) -> str:
-    return ngettext("%(number)s message", "%(number)s messages", count) % {"number": number(count)}

@@ -15,14 +15,13 @@ from django_rmq_retry.amqp.rows import Row
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.checks.settings import joined
 from django_rmq_retry.conf import settings
-from django_rmq_retry.database_clock import span
 from django_rmq_retry.declared import gauged
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, ConfigurationError
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import copies_of
 from django_rmq_retry.health.broker import round_trip
 from django_rmq_retry.health.look import Health
-from django_rmq_retry.health.problems import in_plan, listed, unreachable
+from django_rmq_retry.health.problems import in_plan, unreachable
 from django_rmq_retry.health.rules import API, SLOW_BROKER_SECONDS, Area, Code, Problem
 from django_rmq_retry.management.command import open_declarer
 from django_rmq_retry.management.examination import Examined, Examiner, looked
@@ -31,6 +30,7 @@ from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.topology.declarations import NO_LIMIT, QueueDeclaration, Role, Topology
 from django_rmq_retry.topology.plan import PlanState, shown
+from django_rmq_retry.wording import listed, span
 
 OLDEST, NEWEST = (3, 10), (4, 3)
 """The oldest supported version of RabbitMQ, and the newest that the tests run on."""

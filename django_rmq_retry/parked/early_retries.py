@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Count, Max, Min, QuerySet
-from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
@@ -29,6 +28,7 @@ from django_rmq_retry.parked.operators import NothingChosen, Refused
 from django_rmq_retry.policies.carriers import Carrier, Native
 from django_rmq_retry.statements import in_slices
 from django_rmq_retry.topology.declarations import QueueDeclaration, Role
+from django_rmq_retry.wording import number
 
 READ_AT_ONCE = 500
 
@@ -182,8 +182,7 @@ def unseen(behind: Mapping[str, int]) -> str:
         "Only the first %(count)s messages of %(queues)s were looked at. To send those behind them, choose all that "
         "wait, or start again when the first ones have left."
     )
-    count = number_format(sum(behind.values()), use_l10n=True, force_grouping=True)
-    return text % {"count": count, "queues": ", ".join(behind)}
+    return text % {"count": number(sum(behind.values())), "queues": ", ".join(behind)}
 
 
 def work_queue_of(queue: str) -> WorkQueue:

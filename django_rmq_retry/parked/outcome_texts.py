@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from datetime import datetime
 
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.models import Action, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.models.parked import resolution_text
 from django_rmq_retry.parked.audit import acts_on
 from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.wording import minute
 
 DECIDED_BY: Mapping[str, Action] = {State.DISCARDED: Action.DISCARD, State.ON_HOLD: Action.HOLD}
 """The action that put a message into a state."""
@@ -77,12 +77,6 @@ def decided_meanwhile(selection: Selection) -> str:
         return ""
     text = _("{action} by {name}, {when}.")
     return text.format(action=act.get_action_display(), name=act.who, when=_minute(act.at))
-
-
-def minute(at: datetime) -> str:
-    """Return hour and minute, with the day if it is not today."""
-    local = timezone.localtime(at)
-    return f"{local:%H:%M}" if local.date() == timezone.localdate() else f"{local:%Y-%m-%d %H:%M}"
 
 
 def _minute(at: datetime | None) -> str:

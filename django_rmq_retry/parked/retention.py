@@ -36,6 +36,7 @@ from django_rmq_retry.parked.groups import MINUTES_KEPT
 from django_rmq_retry.parked.key_lists import delete_before
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.statements import lock, locking, write_first
+from django_rmq_retry.wording import span
 
 DELETED_AT_ONCE = 500
 BATCHES_PER_TURN = 4
@@ -177,7 +178,7 @@ def clocks_differ() -> str:
         "The clock of this host differs from the clock of the database by %(span)s. Nothing is deleted by age "
         "until they agree: synchronize both by NTP."
     )
-    return text % {"span": database_clock.span(apart)}
+    return text % {"span": span(apart)}
 
 
 def _agreed_time() -> datetime:

@@ -20,19 +20,17 @@ from django.utils.translation import ngettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
-from django_rmq_retry.health.rules import number
 from django_rmq_retry.models import GatedAct, ItemState, LiveStatus, RequeueRun, RunState, RunWait, State
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.four_eyes import needs_second
 from django_rmq_retry.parked.operators import LABEL, refusal
-from django_rmq_retry.parked.outcome_texts import minute
 from django_rmq_retry.topology.drawings import clean
+from django_rmq_retry.wording import DAY, HOUR, MINUTE, minute, number
 
 BAR, GAP, HEIGHT, LEAST = 6, 2, 24, 2
 
 register = template.Library()
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
-_FEW = 10 * _MINUTE
+_FEW = 10 * MINUTE
 """Below this, a span includes its seconds."""
 _SHORT = 0.1
 """Below this, a span is in milliseconds."""
@@ -124,18 +122,15 @@ def rmq_span(seconds: float | None) -> str:
     if seconds is None:
         return NOTHING
     whole = round(seconds)
-    if whole < _MINUTE:
+    if whole < MINUTE:
         return _seconds(seconds)
-    if whole < _FEW and whole % _MINUTE:
-        return _("%(minutes)d min %(seconds)d s") % {"minutes": whole // _MINUTE, "seconds": whole % _MINUTE}
-    if whole >= _FEW:
-        # Whole minutes that have passed, as in the texts of problems.
-        whole -= whole % _MINUTE
-    if whole < _HOUR:
-        return _("%(count)d min") % {"count": whole // _MINUTE}
-    if whole < _DAY:
-        return _("%(hours)d h %(minutes)d min") % {"hours": whole // _HOUR, "minutes": whole % _HOUR // _MINUTE}
-    return ngettext("%(count)d day", "%(count)d days", whole // _DAY) % {"count": whole // _DAY}
+    if whole < _FEW and whole % MINUTE:
+        return _("%(minutes)d min %(seconds)d s") % {"minutes": whole // MINUTE, "seconds": whole % MINUTE}
+    if whole < HOUR:
+        return _("%(count)d min") % {"count": whole // MINUTE}
+    if whole < DAY:
+        return _("%(hours)d h %(minutes)d min") % {"hours": whole // HOUR, "minutes": whole % HOUR // MINUTE}
+    return ngettext("%(count)d day", "%(count)d days", whole // DAY) % {"count": whole // DAY}
 
 
 def _seconds(seconds: float) -> str:
@@ -152,13 +147,13 @@ def rmq_ago(at: datetime | None) -> SafeString | str:
         return NOTHING
     passed = (database_clock.reckoned(database()) - at).total_seconds()
     seconds = int(abs(passed))
-    if _MINUTE <= seconds < _HOUR:
+    if MINUTE <= seconds < HOUR:
         # An age needs no seconds.
-        seconds -= seconds % _MINUTE
-    if seconds < _DAY:
+        seconds -= seconds % MINUTE
+    if seconds < DAY:
         text = _("%(span)s ago") if passed >= 0 else _("in %(span)s")
         return _time(at, text % {"span": rmq_span(seconds)})
-    days = seconds // _DAY
+    days = seconds // DAY
     # These texts are separate because in some languages "a day ago" and "for a day" use different forms.
     text = (
         ngettext("%(count)d day ago", "%(count)d days ago", days)
