@@ -14,10 +14,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 
 from django_rmq_retry.admin import labels
+from django_rmq_retry.markup import NOTHING
 from django_rmq_retry.models import BlockedKey, DiscardCategory, ErrorGroup, GatedAct, OperatorAction, RequeueRun, State
 from django_rmq_retry.parked.edit import as_text
 from django_rmq_retry.parked.edited_keys import KeyChange
-from django_rmq_retry.templatetags.rmq_retry import NOTHING
 
 NAMES: Mapping[str, Any] = {
     "selection": gettext_lazy("Selection"),

@@ -21,13 +21,13 @@ from django_rmq_retry.admin.action_facts import facts_in_words
 from django_rmq_retry.admin.labels import column, labelled, one_short_line
 from django_rmq_retry.admin.message_list import CappedPaginator, counted_as
 from django_rmq_retry.admin.pages import Pages, refusal
+from django_rmq_retry.markup import NOTHING, count_or_dash, time_exact
 from django_rmq_retry.models import Action, ErrorGroup, OperatorAction
 from django_rmq_retry.parked.audit import acts_on, messages_named
 from django_rmq_retry.parked.key_lists import keys_of
 from django_rmq_retry.parked.key_text import text_of_keys
 from django_rmq_retry.parked.operators import has_own_rules
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, number_in
-from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock, rmq_count
 
 SOURCES = ("admin", "cli", "code")
 
@@ -121,7 +121,7 @@ class OperatorActionAdmin(Pages):
     paginator = CappedPaginator
     change_list_template = "admin/rmq_retry/operatoraction/list.html"
 
-    when = admin.display(description=gettext_lazy("When"))(lambda _self, action: rmq_clock(action.at))
+    when = admin.display(description=gettext_lazy("When"))(lambda _self, action: time_exact(action.at))
     action_name = admin.display(description=gettext_lazy("Action"))(lambda _self, action: action.get_action_display())
     why = admin.display(description=gettext_lazy("Reason"))(
         lambda _self, action: labelled(_("Reason"), one_short_line(labels.action_reason(action)) or NOTHING)
@@ -131,7 +131,7 @@ class OperatorActionAdmin(Pages):
 
     @admin.display(description=gettext_lazy("Messages"))
     def of_messages(self, action: OperatorAction) -> SafeString:
-        return labelled(_("Messages"), rmq_count(action.messages))
+        return labelled(_("Messages"), count_or_dash(action.messages))
 
     @admin.display(description=gettext_lazy("Operator"))
     def who(self, action: OperatorAction) -> str:

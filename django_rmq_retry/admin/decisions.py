@@ -16,6 +16,7 @@ from django_rmq_retry.admin.choice import LeftOut, asking, choosing, forbidden, 
 from django_rmq_retry.admin.message_page import of_message
 from django_rmq_retry.admin.pages import Pages, refusal, requires
 from django_rmq_retry.conf import settings
+from django_rmq_retry.markup import counted
 from django_rmq_retry.models import DiscardCategory, ParkedMessage, State
 from django_rmq_retry.models.parked import resolution_text
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
@@ -24,7 +25,6 @@ from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Refused
 from django_rmq_retry.parked.outcome_texts import decided_meanwhile, outcome_of
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.templatetags.rmq_retry import counted
 
 SPANS: tuple[tuple[str, Any], ...] = (
     ("30m", gettext_lazy("for 30 minutes")),

@@ -25,6 +25,7 @@ from django_rmq_retry.admin.labels import (
 )
 from django_rmq_retry.admin.pages import Button, Pages, edits, refusal, requires
 from django_rmq_retry.admin.timeline import activity, latest
+from django_rmq_retry.markup import Count, counted
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, ParkedOrigin, State
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.early_retries import waiting_for
@@ -34,7 +35,6 @@ from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.links import group_links
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import number_in
-from django_rmq_retry.templatetags.rmq_retry import Count, counted
 
 PER_PAGE = 25
 MOST_TYPES = 8

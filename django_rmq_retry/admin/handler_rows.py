@@ -13,7 +13,7 @@ from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.health.condition import Condition
 from django_rmq_retry.health.problems import Judged
 from django_rmq_retry.health.rules import Problem
-from django_rmq_retry.templatetags.rmq_retry import NOTHING
+from django_rmq_retry.markup import NOTHING
 from django_rmq_retry.topology.declarations import Role
 from django_rmq_retry.wording import number
 

@@ -13,12 +13,12 @@ from django_rmq_retry.admin.choice import MOST_KEYS_SHOWN, seen_by
 from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
 from django_rmq_retry.attempts.history import waiting
 from django_rmq_retry.health.facts import MOST_SURVEYED_MESSAGES
+from django_rmq_retry.markup import counted
 from django_rmq_retry.models import Attempt, KeyList, State
 from django_rmq_retry.parked.key_lists import Lookup, list_filter, look_up, matches_of_list, store
 from django_rmq_retry.parked.key_text import MOST_KEYS_OF_LIST, parse, text_of_keys
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import LISTED, Selection, number_in
-from django_rmq_retry.templatetags.rmq_retry import counted
 
 MOST_MATCHES_SHOWN = 20
 """The most messages of one key that a page names; the export has all."""

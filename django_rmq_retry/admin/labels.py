@@ -21,6 +21,7 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health.problems import growth
+from django_rmq_retry.markup import NOTHING, badge, counted, name, time_ago, visible
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import (
@@ -41,7 +42,6 @@ from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import Origin, grows, origins_of, parked_lately
 from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.selection import EXCEPT, FIELDS, LISTED, group_numbers, worth_saying
-from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, counted, name, rmq_ago, visible
 from django_rmq_retry.topology.declarations import Role
 from django_rmq_retry.wording import listed, minute, number
 
@@ -178,7 +178,7 @@ def attempts(message: ParkedMessage) -> SafeString:
 
 @admin.display(description=gettext_lazy("Parked"), ordering="parked_at")
 def parked(message: ParkedMessage) -> SafeString:
-    return labelled(_("Parked"), rmq_ago(message.parked_at))
+    return labelled(_("Parked"), time_ago(message.parked_at))
 
 
 CELLS: tuple[Any, ...] = (status, key, kind, failure, queue, attempts, parked)

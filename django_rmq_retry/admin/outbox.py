@@ -15,10 +15,10 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext
 from django_rmq_retry.admin.labels import column, one_short_line
 from django_rmq_retry.admin.message_list import CappedPaginator
 from django_rmq_retry.admin.pages import Pages, refusal
+from django_rmq_retry.markup import time_exact
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outbox_actions import retry_outbox
-from django_rmq_retry.templatetags.rmq_retry import rmq_clock
 
 OutboxRows = QuerySet[OutboxMessage]
 
@@ -55,7 +55,7 @@ class OutboxMessageAdmin(Pages):
     )
 
     name = admin.display(description=gettext_lazy("Message"))(lambda _self, row: one_short_line(str(row)))
-    written = admin.display(description=gettext_lazy("Written"))(lambda _self, row: rmq_clock(row.created_at))
+    written = admin.display(description=gettext_lazy("Written"))(lambda _self, row: time_exact(row.created_at))
     of_tries = column(OutboxMessage, "attempts")
     order = admin.display(description=gettext_lazy("Ordering key"))(lambda _self, row: one_short_line(row.order_key))
     why = admin.display(description=gettext_lazy("Last error"))(lambda _self, row: one_short_line(row.error))

@@ -24,10 +24,10 @@ from django_rmq_retry.admin.app_order import put_in_order
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_errors import away
 from django_rmq_retry.health.facts import Unmigrated
+from django_rmq_retry.markup import visible
 from django_rmq_retry.parked import approvals, operators
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import NEEDED, PERMISSIONS, Actor, Refused
-from django_rmq_retry.templatetags.rmq_retry import visible
 
 FOLDER = "admin/rmq_retry"
 P = ParamSpec("P")

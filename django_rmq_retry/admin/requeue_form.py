@@ -24,6 +24,7 @@ from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
 from django_rmq_retry.admin.queues import Standing, Standstills
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.markup import counted
 from django_rmq_retry.models import ErrorGroup, ItemReason
 from django_rmq_retry.parked.findings import RequeueReport, RequeueTerms, first_sendable, report
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
@@ -34,7 +35,6 @@ from django_rmq_retry.parked.outcome_texts import decided_meanwhile
 from django_rmq_retry.parked.requeue import TYPED_FROM, start
 from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, NO_TARGETS, STOP_AT, RequeueOptions
 from django_rmq_retry.parked.selection import EXCEPT, Selection
-from django_rmq_retry.templatetags.rmq_retry import counted
 
 DEEPEST = 1000
 """Messages in a queue above which a run waits, unless the operator chooses another limit."""

@@ -20,6 +20,7 @@ from django_rmq_retry.admin.labels import column, cut_line, labelled
 from django_rmq_retry.admin.pages import Button, Pages, refusal, requires
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.health.processes import any_alive
+from django_rmq_retry.markup import NOTHING, counted, run_badge, run_outcome, time_minute, time_span
 from django_rmq_retry.models import (
     Action,
     EarlyRetry,
@@ -42,7 +43,6 @@ from django_rmq_retry.parked.pace import measured_rate, seconds_left
 from django_rmq_retry.parked.run_steps import send_run
 from django_rmq_retry.parked.selection import EXCEPT
 from django_rmq_retry.recurring import thread_name
-from django_rmq_retry.templatetags.rmq_retry import NOTHING, counted, rmq_minute, rmq_span, run_badge, run_outcome
 from django_rmq_retry.wording import number
 
 SLICE_SECONDS = 0.5
@@ -85,10 +85,10 @@ class RequeueRunAdmin(Pages):
         lambda _self, run: labelled(_("Reason"), cut_line(run.reason) if run.reason else NOTHING)
     )
     took = admin.display(description=gettext_lazy("Duration"))(
-        lambda _self, run: labelled(_("Duration"), NOTHING if _took(run) is None else rmq_span(_took(run)))
+        lambda _self, run: labelled(_("Duration"), NOTHING if _took(run) is None else time_span(_took(run)))
     )
     created = admin.display(description=gettext_lazy("Created"))(
-        lambda _self, run: labelled(_("Created"), rmq_minute(run.created_at))
+        lambda _self, run: labelled(_("Created"), time_minute(run.created_at))
     )
     of_sent = column(RequeueRun, "sent", "total")
     of_processed, of_failed = (column(RequeueRun, field) for field in ("processed", "failed"))

@@ -26,9 +26,9 @@ from django_rmq_retry.health.facts import MOST_SURVEYED_MESSAGES, Survey, Unmigr
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import blind
 from django_rmq_retry.health.rules import ActingPage, Problem, Severity
+from django_rmq_retry.markup import visible
 from django_rmq_retry.models import Attempt, LiveStatus
 from django_rmq_retry.policies.verdict import Kind
-from django_rmq_retry.templatetags.rmq_retry import visible
 from django_rmq_retry.topology.declarations import Role
 from django_rmq_retry.wording import number
 

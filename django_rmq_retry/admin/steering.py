@@ -10,10 +10,10 @@ from django.utils.translation import ngettext
 
 from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
 from django_rmq_retry.admin.requeue_form import typed_number
+from django_rmq_retry.markup import counted
 from django_rmq_retry.models import RequeueRun, RunState
 from django_rmq_retry.parked import requeue_options, steering
 from django_rmq_retry.parked.operators import Actor, Refused
-from django_rmq_retry.templatetags.rmq_retry import counted
 
 PAUSE, CHANGE_RATE = "pause", "change_rate"
 RESUME, TEST, STOP = "resume", "test", "stop"

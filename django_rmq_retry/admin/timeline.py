@@ -11,12 +11,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_rmq_retry.admin import labels
+from django_rmq_retry.markup import time_span
 from django_rmq_retry.models import Action, Attempt, EarlyRetry, OperatorAction, ParkedMessage, RequeueItem
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked.edited_keys import key_change_in
 from django_rmq_retry.parked.links import trace_link
 from django_rmq_retry.parked.operators import refusal
-from django_rmq_retry.templatetags.rmq_retry import rmq_span
 
 MOST_ATTEMPTS_READ = 200
 """The newest attempts of a group that are searched for its deploys."""
@@ -186,7 +186,7 @@ def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[TimelineEvent]:
     ended = _end_of(attempt)
     succeeded = attempt.verdict == "ack"
     if attempt.wait:
-        text = _("Next attempt after %(span)s") % {"span": rmq_span(attempt.wait)}
+        text = _("Next attempt after %(span)s") % {"span": time_span(attempt.wait)}
         yield TimelineEvent(at=ended + EVENT_STEP, kind="waited", title=text)
     values: dict[str, Any] = {"number": attempt.number}
     title = _("Attempt %(number)d succeeded") if succeeded else _("Attempt %(number)d failed")

@@ -13,11 +13,11 @@ from django.utils import timezone
 
 from django_rmq_retry import Delivery, Message, handler, parked
 from django_rmq_retry.admin.action_facts import name_in_words
+from django_rmq_retry.markup import NOTHING
 from django_rmq_retry.models import Action, ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.parked.edit import propose, store
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.templatetags.rmq_retry import NOTHING
 from django_rmq_retry.testing import isolated_handlers
 from tests.admin import made
 from tests.admin.conftest import client_of, operating

@@ -13,8 +13,8 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_rmq_retry.markup import NOTHING, name
 from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
-from django_rmq_retry.templatetags.rmq_retry import NOTHING, name
 from tests.admin import made
 from tests.admin.conftest import SUPPORT, client_of, operating, support
 from tests.admin.looking import EVIL, Page, address_of, own_queries, scripts_in

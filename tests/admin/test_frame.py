@@ -21,6 +21,7 @@ from django.utils.translation import override
 
 import django_rmq_retry
 from django_rmq_retry.admin import broker_look, groups, timeline
+from django_rmq_retry.markup import NOTHING, count_or_dash, counted, time_span
 from django_rmq_retry.models import (
     Action,
     ConsumerProcess,
@@ -31,7 +32,6 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.templatetags.rmq_retry import NOTHING, counted, rmq_count, rmq_span
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page, own_queries
@@ -347,7 +347,7 @@ def test_ages_and_durations_have_readable_units() -> None:
     spans = (0, 0.0002, 0.0031, 0.25, 30.0, 60, 100.65, 3599, 3600 * 3 + 60 * 12, 86400, 86400 * 4)
     long = ["30 s", "1 min", "1 min 41 s", "59 min", "3 h 12 min", "1 day", "4 days"]
 
-    assert [rmq_span(seconds) for seconds in spans] == ["0 s", "1 ms", "3 ms", "0.2 s", *long]
+    assert [time_span(seconds) for seconds in spans] == ["0 s", "1 ms", "3 ms", "0.2 s", *long]
 
 
 PLURAL = """{% load i18n rmq_retry %}{% blocktranslate count n=4712|rmq_count trimmed %}
@@ -359,9 +359,9 @@ def test_counts_have_the_separators_of_the_language() -> None:
     for language in ("en", "de", "fr"):
         with override(language):
             plural = Template(PLURAL)
-            said[language] = (str(rmq_count(4712)), plural.render(Context()), counted("%(n)d of %(n)d", n=1234567))
+            said[language] = (str(count_or_dash(4712)), plural.render(Context()), counted("%(n)d of %(n)d", n=1234567))
 
     assert said["en"] == ("4,712", "4,712 m", "1,234,567 of 1,234,567")
     assert said["de"] == ("4.712", "4.712 m", "1.234.567 of 1.234.567")
     assert said["fr"][0] == "4\xa0712"
-    assert rmq_count(None) == NOTHING
+    assert count_or_dash(None) == NOTHING

@@ -10,11 +10,11 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry.admin import labels
+from django_rmq_retry.markup import time_ago
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.models import Action, OperatorAction
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text, resolution_text
-from django_rmq_retry.templatetags.rmq_retry import rmq_ago
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.looking import Page
@@ -70,8 +70,8 @@ def test_a_selection_is_described_in_labels() -> None:
 def test_ages_in_days_are_translated() -> None:
     past, coming = timezone.now() - timedelta(days=3, hours=1), timezone.now() + timedelta(days=1, hours=1)
 
-    assert ">[!! 3 days ago !!]<" in rmq_ago(past)
-    assert ">[!! in 1 day !!]<" in rmq_ago(coming)
+    assert ">[!! 3 days ago !!]<" in time_ago(past)
+    assert ">[!! in 1 day !!]<" in time_ago(coming)
 
 
 @pytest.mark.django_db

@@ -15,6 +15,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.health.rules import Code, Problem
+from django_rmq_retry.markup import NOTHING
 from django_rmq_retry.models import (
     Action,
     Attempt,
@@ -33,7 +34,6 @@ from django_rmq_retry.parked.key_lists import list_filter, look_up, store
 from django_rmq_retry.parked.retention import delete_resolved, purge, purge_audit
 from django_rmq_retry.parked.selection import LISTED, Selection
 from django_rmq_retry.parked.transfer import export
-from django_rmq_retry.templatetags.rmq_retry import NOTHING
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import client_of, operating

@@ -11,10 +11,10 @@ from django.utils import timezone
 from django_rmq_retry import Delivery, InPlace, Queue, RetryThenPark, handler
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.markup import NOTHING
 from django_rmq_retry.models import OperatorAction, QueueControl
 from django_rmq_retry.parked.controls import pause
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.templatetags.rmq_retry import NOTHING
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of

@@ -3,7 +3,7 @@
 import re
 from xml.etree import ElementTree as ET
 
-from django_rmq_retry.templatetags.rmq_retry import sparkline
+from django_rmq_retry.markup import sparkline
 
 
 def heights(drawn: str) -> list[int]:
