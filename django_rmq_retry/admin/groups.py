@@ -15,14 +15,8 @@ from django.urls import URLPattern
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin import broker_look, labels
-from django_rmq_retry.admin.labels import (
-    IN_GROUP,
-    LEFT_OUT,
-    cards,
-    is_permanent,
-    plain_words,
-    trends_of,
-)
+from django_rmq_retry.admin.cards import cards_of, is_permanent, plain_words, trends_of
+from django_rmq_retry.admin.labels import IN_GROUP, LEFT_OUT
 from django_rmq_retry.admin.pages import Button, Pages, edits, refusal, requires
 from django_rmq_retry.admin.timeline import activity, latest
 from django_rmq_retry.markup import Count, counted
@@ -97,7 +91,8 @@ class ErrorGroupAdmin(Pages):
             look=broker_look.glimpse(),
             title=_("Error groups"),
             cards=[
-                (card, _ready(card.group), self._buttons(request, card.group)) for card in cards(list(page.object_list))
+                (card, _ready(card.group), self._buttons(request, card.group))
+                for card in cards_of(list(page.object_list))
             ],
             acts=self._acts(request),
             opens_requests=not refusal(request, "view_request"),

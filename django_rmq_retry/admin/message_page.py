@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry.admin import labels
+from django_rmq_retry.admin.cards import plain_words
 from django_rmq_retry.admin.contents import HEADER_PLACE, body_of, heading_of
 from django_rmq_retry.admin.pages import Button, Pages, refusal, saved_as
 from django_rmq_retry.admin.timeline import activity, timeline, with_reasons
@@ -164,7 +165,7 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
         message=message,
         business_keys=keys,
         links=labels.links(message_links(message, keys)),
-        plain=labels.plain_words(message.group) if message.open else "",
+        plain=plain_words(message.group) if message.open else "",
         summary=_summary(message),
         become=outcome(
             message,

@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq_retry.admin import broker_look, labels
+from django_rmq_retry.admin.cards import names_of
 from django_rmq_retry.admin.choice import (
     LeftOut,
     again,
@@ -163,7 +164,7 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
 def _causes(selection: Selection, found: RequeueReport) -> list[tuple[int, str, int]]:
     """Return the error groups of a selection, each with its name and the number of its messages; the largest first."""
     counts = found.groups if selection.group is None else ((selection.group, found.total),)
-    names = labels.names_of(ErrorGroup.objects.filter(pk__in=[group for group, _count in counts]))
+    names = names_of(ErrorGroup.objects.filter(pk__in=[group for group, _count in counts]))
     return [(group, names[group], count) for group, count in counts if group in names]
 
 

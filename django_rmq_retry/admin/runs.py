@@ -16,6 +16,7 @@ from django.views.decorators.http import require_POST
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin import broker_look, early_form, exports, labels, requeue_form, steering
+from django_rmq_retry.admin.cards import names_of
 from django_rmq_retry.admin.labels import column, cut_line, labelled
 from django_rmq_retry.admin.pages import Button, Pages, refusal, requires
 from django_rmq_retry.admin.timeline import activity
@@ -248,7 +249,7 @@ def causes_of(runs: Sequence[RequeueRun]) -> dict[int, list[tuple[int, str, int]
     """Return the largest error groups of the messages of each run, with their names and numbers."""
     shown = {run.pk: run.causes[:MOST_CAUSES_SHOWN] for run in runs}
     numbers = {group for causes in shown.values() for group, _count in causes}
-    names = labels.names_of(ErrorGroup.objects.filter(pk__in=numbers))
+    names = names_of(ErrorGroup.objects.filter(pk__in=numbers))
     return {
         pk: [(group, names[group], count) for group, count in causes if group in names] for pk, causes in shown.items()
     }

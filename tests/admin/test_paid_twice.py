@@ -9,7 +9,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import Message
-from django_rmq_retry.admin.labels import cards
+from django_rmq_retry.admin.cards import cards_of
 from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, RequeueItem, RequeueRun
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
@@ -279,9 +279,9 @@ class TestASecondRun:
         first, later = made.group(), made.group()
         rows = [made.message(cause) for cause in (first, first, first, later)]
         run = requeue_run([one.pk for one in rows])
-        named = {card.group: card.run for card in cards([first, later])}
+        named = {card.group: card.run for card in cards_of([first, later])}
         RequeueItem.objects.filter(message__group=first).update(state="sent")
-        then = {card.group: card.run for card in cards([first, later])}
+        then = {card.group: card.run for card in cards_of([first, later])}
 
         assert named == {first: run, later: run}
         assert then == {first: None, later: run}

@@ -1,0 +1,145 @@
+"""The cards of error groups: name, trend, cause and what is under way."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_rmq_retry import database_clock
+from django_rmq_retry.admin.labels import one_short_line
+from django_rmq_retry.conf import settings
+from django_rmq_retry.health.problems import growth
+from django_rmq_retry.markup import counted
+from django_rmq_retry.models import ApprovalRequest, ErrorGroup, ParkedOrigin, RequeueRun
+from django_rmq_retry.parked import approvals
+from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.findings import PERMANENT_REASONS
+from django_rmq_retry.parked.groups import Origin, grows, origins_of, parked_lately
+from django_rmq_retry.parked.items import groups_of_runs
+from django_rmq_retry.wording import listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """The number of messages parked in each span of time, oldest first."""
+
+    counts: tuple[int, ...]
+    starts: tuple[datetime, ...]
+    newest: int
+    """The new messages of the last minutes, by which a group grows or not."""
+
+    @property
+    def sentence(self) -> str:
+        """Return the bars as a sentence."""
+        first, last = self.counts[0], self.counts[-1]
+        highest = max(self.counts)
+        text = _("Parked per 10 minutes in the last 3 hours: first %(first)d, now %(last)d, at most %(highest)d.")
+        return counted(text, first=first, last=last, highest=highest)
+
+    def rows(self) -> list[tuple[datetime, int]]:
+        return list(zip(self.starts, self.counts, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    group: ErrorGroup
+    trend: Trend
+    plain: str
+    origins: Sequence[Origin] = ()
+    run: RequeueRun | None = None
+    """An active requeue run that has not sent some of its messages."""
+    asked_for: Sequence[ApprovalRequest] = ()
+    """The open requests for acts on some of its messages."""
+
+    @property
+    def growing(self) -> str:
+        newest = self.trend.newest
+        if not grows(newest):
+            return ""
+        text = ngettext("growing (+%(count)d in 5 min)", "growing (+%(count)d in 5 min)", newest)
+        return counted(text, count=newest)
+
+    @property
+    def calm(self) -> str:
+        """Return for how long no new message failed, of a group that does not grow."""
+        last = self.group.last_new
+        return "" if self.growing or last is None else growth(0, last, database_clock.reckoned(database()))
+
+    @property
+    def failed_again(self) -> bool:
+        """True if the last failure was no new one, but that of a message that had been requeued."""
+        return self.group.last_new is not None and self.group.last_new < self.group.last_seen
+
+    @property
+    def handlers(self) -> str:
+        """Return the handlers, unless the name of the group says the same: its error was raised in the handler."""
+        names = {origin.handler for origin in self.origins}
+        place = self.group.culprit.replace(":", ".")
+        return "" if names == {place} else _named(origin.handler for origin in self.origins)
+
+    @property
+    def queues(self) -> str:
+        return _named(origin.queue for origin in self.origins)
+
+    @property
+    def is_permanent(self) -> bool:
+        return is_permanent(self.group)
+
+
+def _named(names: Iterable[str]) -> str:
+    return listed(one_short_line(name) for name in dict.fromkeys(names) if name)
+
+
+def cards_of(groups: Sequence[ErrorGroup]) -> list[Card]:
+    """Return the cards of these groups, by three additional queries, and one for each active requeue run."""
+    numbers = [group.pk for group in groups]
+    trends, origins, runs = trends_of(numbers), origins_of(numbers), groups_of_runs(numbers)
+    asked = approvals.groups_of_requests() if settings().four_eyes else {}
+    return [
+        Card(
+            group=group,
+            trend=trends[group.pk],
+            plain=plain_words(group),
+            origins=origins[group.pk],
+            run=runs.get(group.pk),
+            asked_for=asked.get(group.pk, ()),
+        )
+        for group in groups
+    ]
+
+
+def names_of(groups: Iterable[ErrorGroup]) -> dict[int, str]:
+    """Return the name of each group, with its handlers where several groups have one name; one query for these."""
+    names = {group.pk: str(group) for group in groups}
+    shared = Counter(names.values())
+    alike = [group for group, name in names.items() if shared[name] > 1]
+    if not alike:
+        return names
+    handlers: dict[int, list[str]] = {group: [] for group in alike}
+    origins = ParkedOrigin.objects.filter(group__in=alike).order_by("handler")
+    for group, handler in origins.values_list("group", "handler").distinct():
+        handlers[group].append(handler)
+    return names | {group: " · ".join(filter(None, (names[group], _named(handlers[group])))) for group in alike}
+
+
+def trends_of(groups: Iterable[int]) -> dict[int, Trend]:
+    """Return the number of recently parked messages over time, for all groups by one query."""
+    lately = parked_lately(groups)
+    starts = tuple(lately.starts)
+    return {
+        group: Trend(counts=tuple(counts), starts=starts, newest=lately.newest[group])
+        for group, counts in lately.counts.items()
+    }
+
+
+def plain_words(group: ErrorGroup) -> str:
+    """Return the cause in plain words for users who read no code; empty if the project gives none."""
+    return group.plain or settings().operators.error_labels.get(group.title, "")
+
+
+def is_permanent(group: ErrorGroup) -> bool:
+    """Return True if the same message will fail the same way until its cause is fixed."""
+    return group.reason in PERMANENT_REASONS
