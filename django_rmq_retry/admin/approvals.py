@@ -17,7 +17,7 @@ from django_rmq_retry.admin import broker_look, labels
 from django_rmq_retry.admin.choice import LeftOut, left_out, sample, taken_keys, with_seen_examples
 from django_rmq_retry.admin.contents import TEXT_LIMIT
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
-from django_rmq_retry.admin.queues import Standing
+from django_rmq_retry.admin.queues import StoppedBadge
 from django_rmq_retry.admin.requeue_form import targets_of
 from django_rmq_retry.breakers import table
 from django_rmq_retry.conf import settings
@@ -249,7 +249,8 @@ def _edit_many(request: HttpRequest, _known: ApprovalRequest, wish: Wish) -> Con
 
 def _close_breaker(_request: HttpRequest, _known: ApprovalRequest, wish: Wish) -> Context:
     queue = wish.terms["queue"]
-    return {"part_of_act": "breaker", "standing": Standing.of(table.states([queue])[queue], table.now())}
+    stopped = StoppedBadge.of(table.states([queue])[queue], table.now())
+    return {"part_of_act": "breaker", "queue": queue, "stopped": stopped}
 
 
 _SHOWN: Mapping[str, Callable[[HttpRequest, ApprovalRequest, Wish], Context]] = {

@@ -44,7 +44,7 @@ class BlockedKeyAdmin(Pages):
             part="parts/blocked.html",
             title=_("Blocked keys"),
             rows=[(row, _seen(request, records.get(row.pk))) for row in rows],
-            standing=blocked_figures(),
+            figures=blocked_figures(),
             asked=asked,
             more=found.count() - len(rows) if len(rows) == KEYS_ON_PAGE else 0,
             why_not=refusal(request, "unblock"),

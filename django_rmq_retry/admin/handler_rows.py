@@ -1,13 +1,13 @@
 """The rows of the live status: one for each queue that handlers read, with all that its other queues hold."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from django.utils.translation import gettext_lazy, pgettext_lazy
 
 from django_rmq_retry.admin import labels
-from django_rmq_retry.admin.queues import Standing
+from django_rmq_retry.admin.queues import StoppedBadge
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.health.condition import Condition
@@ -95,7 +95,7 @@ def handler_rows(
     found: Mapping[str, Sequence[Judged]],
     *,
     recorded: Mapping[str, int],
-    still: Callable[[str], Standing | None],
+    stopped: Mapping[str, StoppedBadge],
     halts: Mapping[str, Problem],
     current: bool,
 ) -> list[HandlerRow]:
@@ -106,10 +106,10 @@ def handler_rows(
     readers = {one.queue.name: [_last(sub.name) for sub in one.subscriptions] for one in registry.work_queues()}
     rows = []
     for home, queues in found.items():
-        amounts, stopped = _amounts(home, queues, recorded.get(home, 0)), still(home)
+        amounts, badge = _amounts(home, queues, recorded.get(home, 0)), stopped.get(home)
         condition = Condition.of(
             queues,
-            stopped=stopped is not None,
+            stopped=badge is not None,
             halt=halts.get(home),
             parked=amounts["parked"] or 0,
             waiting=amounts["waiting"] or 0,
@@ -123,14 +123,14 @@ def handler_rows(
                 handlers=[name for name in readers.get(home, ()) if name != _last(home)],
                 amounts=amounts,
                 condition=condition,
-                badges=_badges(home, queues, condition, stopped),
+                badges=_badges(home, queues, condition, badge),
             )
         )
     return rows
 
 
 def _badges(
-    home: str, queues: Sequence[Judged], condition: Condition, stopped: Standing | None
+    home: str, queues: Sequence[Judged], condition: Condition, stopped: StoppedBadge | None
 ) -> list[tuple[str, str, Any, str]]:
     badges: list[tuple[str, str, Any, str]] = []
     if stopped:

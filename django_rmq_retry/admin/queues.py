@@ -53,45 +53,44 @@ OF_CONDITION: dict[Condition, tuple[str, str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """The state of one queue, as a page shows it, with the reason if it does not flow."""
+class StoppedBadge:
+    """How an operator or a breaker has stopped a queue, as a page shows it."""
 
-    queue: str
-    state: str
-    breaker: bool
     kind: str
     sign: str
     label: Any
     explanation: str
 
     @classmethod
-    def of(cls, one: QueueState, now: float) -> "Standing":
-        state, breaker = one.state(now), one.circuit.opened
-        shown = dict(zip(("kind", "sign", "label"), BADGES[state], strict=True))
-        return cls(queue=one.queue, state=state, breaker=breaker, explanation=one.explanation(now), **shown)
+    def of(cls, one: QueueState, now: float) -> "StoppedBadge | None":
+        """Return the badge of a queue; None while nothing has stopped it."""
+        if (state := one.state(now)) == FLOWING:
+            return None
+        kind, sign, label = BADGES[state]
+        return cls(kind=kind, sign=sign, label=label, explanation=one.explanation(now))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standstills:
-    """The queues that do not flow, and those of them that need no consumer for that reason."""
+class StoppedQueues:
+    """The queues that an operator or a breaker has stopped, and those of them that need no consumer for that reason."""
 
-    of: Mapping[str, Standing]
+    badges: Mapping[str, StoppedBadge]
     excused: frozenset[str]
 
     @classmethod
-    def among(cls, queues: Iterable[str]) -> "Standstills":
-        """Read those of these queues that do not flow, by one query."""
+    def among(cls, queues: Iterable[str]) -> "StoppedQueues":
+        """Read which of these queues are stopped, by one query."""
         now = table.now()
-        return cls.of_states(table.not_flowing(queues, now), now)
+        return cls.of_states(table.stopped(queues, now), now)
 
     @classmethod
-    def of_states(cls, still: Sequence[QueueState], now: float) -> "Standstills":
-        standings = {one.queue: Standing.of(one, now) for one in still}
-        for one in still:
+    def of_states(cls, states: Sequence[QueueState], now: float) -> "StoppedQueues":
+        badges = {one.queue: badge for one in states if (badge := StoppedBadge.of(one, now))}
+        for one in states:
             if one.state(now) == PAUSED:
                 by = _("paused by %(name)s") % {"name": one.by or "?"}
-                standings[one.queue] = replace(standings[one.queue], label=by)
-        return cls(of=standings, excused=excused(still, now))
+                badges[one.queue] = replace(badges[one.queue], label=by)
+        return cls(badges=badges, excused=excused(states, now))
 
     def judged(self, levels: Sequence[Level]) -> list[Judged]:
         return Queues(levels=levels, excused=self.excused).judged()
@@ -101,7 +100,7 @@ class Standstills:
 class QueueRow:
     """A queue of the page: what the broker counts, and its condition, which is running only if a consumer reads it."""
 
-    standing: Standing
+    queue: str
     level: Level | None
     badges: Sequence[tuple[str, str, Any]]
     """Each with its kind, sign and label."""
@@ -110,18 +109,20 @@ class QueueRow:
     """The number of messages in its waiting queues."""
 
     @classmethod
-    def of(cls, standing: Standing, found: Judged | None, *, waiting: int, halt: Problem | None) -> "QueueRow":
-        level, stopped = found.level if found else None, standing.state != FLOWING
-        condition = Condition.of([found] if found else [], stopped=stopped, halt=halt, waiting=waiting)
-        badges = [(standing.kind, standing.sign, standing.label)] if stopped else []
+    def of(
+        cls, queue: str, stopped: StoppedBadge | None, found: Judged | None, *, waiting: int, halt: Problem | None
+    ) -> "QueueRow":
+        level, known = found.level if found else None, [found] if found else []
+        condition = Condition.of(known, stopped=stopped is not None, halt=halt, waiting=waiting)
+        badges = [(stopped.kind, stopped.sign, stopped.label)] if stopped else []
         if found and condition is Condition.FAULTY:
             badges += [("parked", "✕", one.row) for one in found.errors]
         elif found and condition is Condition.NOTED:
             badges.append(("on-hold", "!", found.remark))
         elif not stopped:
             badges.append(OF_CONDITION[condition])
-        explanation = standing.explanation or (halt.text if halt else "")
-        return cls(standing=standing, level=level, badges=badges, explanation=explanation, waiting=waiting)
+        explanation = stopped.explanation if stopped else halt.text if halt else ""
+        return cls(queue=queue, level=level, badges=badges, explanation=explanation, waiting=waiting)
 
 
 @admin.register(QueueControl)
@@ -149,7 +150,8 @@ class QueueControlAdmin(Pages):
             look=seen,
             rows=[
                 QueueRow.of(
-                    Standing.of(one, now),
+                    one.queue,
+                    StoppedBadge.of(one, now),
                     judged.get(one.queue),
                     waiting=waiting[one.queue],
                     halt=halts.get(one.queue),

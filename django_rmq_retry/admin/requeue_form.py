@@ -22,7 +22,7 @@ from django_rmq_retry.admin.choice import (
     with_seen_examples,
 )
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
-from django_rmq_retry.admin.queues import Standing, Standstills
+from django_rmq_retry.admin.queues import StoppedBadge, StoppedQueues
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.markup import counted
@@ -211,26 +211,26 @@ class Target:
     count: int
     level: Level | None
     problems: list[str]
-    still: Standing | None
+    stopped: StoppedBadge | None
 
     @property
     def ready(self) -> bool:
         """True if the queue's messages are handled as soon as they arrive."""
-        return bool(self.level and self.level.consumers and not self.still)
+        return bool(self.level and self.level.consumers and not self.stopped)
 
 
 def targets_of(counts: Sequence[tuple[str, int]], look: broker_look.Look) -> list[Target]:
     """Return the queues that messages would go to, the one with the most messages first."""
     queues = counts[:5]
-    still = Standstills.among(queue for queue, _count in queues)
-    problems = {one.level.queue: [problem.row for problem in one.errors] for one in still.judged(look.levels)}
+    stopped = StoppedQueues.among(queue for queue, _count in queues)
+    problems = {one.level.queue: [problem.row for problem in one.errors] for one in stopped.judged(look.levels)}
     return [
         Target(
             queue=queue,
             count=count,
             level=look.level(queue),
             problems=problems.get(queue, []),
-            still=still.of.get(queue),
+            stopped=stopped.badges.get(queue),
         )
         for queue, count in queues
     ]

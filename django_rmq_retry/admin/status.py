@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_rmq_retry.admin import broker_look, handler_rows
 from django_rmq_retry.admin.handler_rows import COLUMNS, HandlerRow
 from django_rmq_retry.admin.pages import Button, Pages, frame_of, refusal
-from django_rmq_retry.admin.queues import Standstills
+from django_rmq_retry.admin.queues import StoppedQueues
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.attempts.history import waiting
@@ -123,12 +123,12 @@ class LiveStatusAdmin(Pages):
         seen = broker_look.look()
         shown = seen.last or seen
         health = Health(survey=known, gauged=seen.gauged, away=seen.away)
-        still = Standstills.of_states([state_of(one) for one in known.stopped], known.at.timestamp())
+        stopped = StoppedQueues.of_states([state_of(one) for one in known.stopped], known.at.timestamp())
         homes = handler_rows.homes(replace(health, gauged=shown.gauged).judged)
         recorded = parked_in(homes) if known.parked.count and homes else {}
         current = not (seen.unreachable or seen.late)
         rows = handler_rows.handler_rows(
-            homes, recorded=recorded, still=still.of.get, halts=health.halts, current=current
+            homes, recorded=recorded, stopped=stopped.badges, halts=health.halts, current=current
         )
         busy, fine = [row for row in rows if not row.is_fine], [row for row in rows if row.is_fine]
         return self.page(

@@ -50,7 +50,7 @@ class QueueState:
         return now - max(self.circuit.probe_at, self.circuit.probe_until if self.circuit.prober else 0.0)
 
     def explanation(self, now: float) -> str:
-        """Return a sentence for users with the reason that the queue does not flow; empty if it flows."""
+        """Return a sentence for users with the reason that the queue is stopped; empty if it is not."""
         state = self.state(now)
         if state == PAUSED:
             return self._why_paused()

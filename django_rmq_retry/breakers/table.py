@@ -32,8 +32,8 @@ def now() -> float:
     return database_clock.now(router.db_for_read(QueueControl)).timestamp()
 
 
-def not_flowing(queues: Iterable[str], at: float) -> list[QueueState]:
-    """Return the states of the queues that do not flow at the given time."""
+def stopped(queues: Iterable[str], at: float) -> list[QueueState]:
+    """Return the states of the queues that an operator or a breaker has stopped at the given time."""
     return [one for one in states(queues).values() if one.state(at) != FLOWING]
 
 

@@ -59,8 +59,8 @@ class Health:
         """The queues, of which those that an operator or a breaker has stopped need no consumer."""
         stopped = self.survey.stopped if self.survey else ()
         now = self.survey.at.timestamp() if self.survey else 0.0
-        resting = excused(map(state_of, stopped), now)
-        return Queues(levels=self.gauged.levels, excused=resting, limits=self.limits, vhost=self.gauged.vhost)
+        without = excused(map(state_of, stopped), now)
+        return Queues(levels=self.gauged.levels, excused=without, limits=self.limits, vhost=self.gauged.vhost)
 
     @cached_property
     def judged(self) -> tuple[Judged, ...]:
@@ -151,14 +151,14 @@ def _none_alive(found: Sequence[Problem], queues: Queues) -> list[Problem]:
     gone = next((one for one in found if one.code is Code.VANISHED and not one.values["living"]), None)
     if not idle or len(idle) < len(needy) or (gone is None and (len(idle) == 1 or len(idle) < len(work))):
         return list(found)
-    still = work if gone else idle
-    ready = sum(one.ready or 0 for one in still)
+    unread = work if gone else idle
+    ready = sum(one.ready or 0 for one in unread)
     names = {"names": gone.values["plain"], "span": gone.values["span"]} if gone else {}
     code = Code.ALL_VANISHED if gone else Code.ALL_UNREAD if ready else Code.ALL_IDLE
-    held = sorted((one for one in still if one.ready), key=lambda one: -(one.ready or 0))
+    held = sorted((one for one in unread if one.ready), key=lambda one: -(one.ready or 0))
     places = listed(f"{one.queue} {number(one.ready or 0)}" for one in held)
     values = {**names, "messages": messages_counted(ready), "places": places and f": {places}"}
-    all_idle = Problem(code=code, count=len(still), since=gone.since if gone else None, values=values)
+    all_idle = Problem(code=code, count=len(unread), since=gone.since if gone else None, values=values)
     said = {name for one in idle for name in (one.queue, f"{one.queue}{QUARANTINE}")}
     left = [
         one

@@ -455,7 +455,7 @@ def overdue_in(levels: Sequence[Level], survey: Survey) -> list[OverdueRetries]:
     In a queue that is stopped or halted they wait for its end. If its queues hold no message, the attempt was made
     and its row lost with a killed process, or somebody purged the queue.
     """
-    rests = {one.queue for one in (*survey.stopped, *survey.halted)}
+    stopped = {one.queue for one in (*survey.stopped, *survey.halted)}
     homes, held, waiting = homes_of(registry.work_queues()), set[str](), set[str]()
     for level in levels:
         home = level.home or homes.get(level.queue, level.queue)
@@ -463,7 +463,7 @@ def overdue_in(levels: Sequence[Level], survey: Survey) -> list[OverdueRetries]:
         held |= {home} if level.role is not Role.PARKED and (level.ready or level.unacked) else set()
     known = {level.queue for level in levels if level.role is Role.WORK}
     # A carrier without waiting queues keeps retries where the broker does not count them.
-    return [one for one in survey.overdue if one.queue in known - rests and one.queue in held | (known - waiting)]
+    return [one for one in survey.overdue if one.queue in known - stopped and one.queue in held | (known - waiting)]
 
 
 def in_retries(levels: Sequence[Level], survey: Survey) -> Iterator[Problem]:

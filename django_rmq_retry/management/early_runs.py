@@ -65,7 +65,7 @@ def send_waiting(command: RmqCommand, options: Options) -> Exit:
         return Exit.NOTHING
     if options["dry_run"]:
         return Exit.DONE
-    _say_standstill(command, queue, options)
+    _say_stopped(command, queue, options)
     question = f"Send {plural(found.count, 'waiting message')} of {queue} now?"
     confirm_number(command, found.count, question, {**options, "ids": options["key"]})
     run = early_runs.start(queue, Actor.of_shell(), chosen, count=found.count, wanted=wanted, reason=options["reason"])
@@ -95,7 +95,7 @@ def _preview(command: RmqCommand, found: WaitingReport, chosen: RequeueOptions, 
     out(f"{begun} {plural(found.count, 'waiting message')} of {found.queue} before they are due.")
 
 
-def _say_standstill(command: RmqCommand, queue: str, options: Options) -> None:
+def _say_stopped(command: RmqCommand, queue: str, options: Options) -> None:
     now = table.now()
     [state] = [one.state(now) for one in controls.queue_states() if one.queue == queue]
     if state != FLOWING:

@@ -19,7 +19,7 @@ from django_rmq_retry.parked.selection import EXCEPT, Selection
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of, is_north
 from tests.admin.looking import Page, press
-from tests.admin.standstills import trip
+from tests.admin.stopped import trip
 from tests.operators.second_person import MAY, actor_of, needing_second_person
 from tests.tooling.marks import NIGHTLY_BUT_ON_SQLITE
 

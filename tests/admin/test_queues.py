@@ -19,7 +19,7 @@ from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of
 from tests.admin.looking import Page, press
-from tests.admin.standstills import trip
+from tests.admin.stopped import trip
 from tests.commands.running import Exit, run
 from tests.operators.made import ANN
 

@@ -42,7 +42,7 @@ from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of, operating
-from tests.admin.standstills import blocked, outgoing, trip
+from tests.admin.stopped import blocked, outgoing, trip
 from tests.operators.made import ANN, logged
 from tests.tooling import pseudo
 from tests.tooling.brokers import broker_away
@@ -381,7 +381,7 @@ def test_the_page_of_a_queue_with_an_open_breaker_is_translated(page: Client, fa
     )
 
     assert wrong(found) == {}
-    assert found["open"].context["rows"][0].standing.explanation
+    assert found["open"].context["rows"][0].explanation
 
 
 def test_the_messages_after_pausing_and_resuming_are_translated(page: Client) -> None:

@@ -43,7 +43,7 @@ from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import Kept
-from tests.admin.standstills import blocked, outgoing
+from tests.admin.stopped import blocked, outgoing
 from tests.browser import outage
 from tests.browser.pages import DELETED
 from tests.browser.settings import asked

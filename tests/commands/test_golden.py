@@ -19,7 +19,7 @@ from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.policies import Circuit
 from tests.admin.made import attempt, blocked_key, consumer, in_flight, outgoing, person
-from tests.admin.standstills import tripped
+from tests.admin.stopped import tripped
 from tests.commands.keeping import FOLDER, WAYS, golden, into_pipes, on_terminal
 from tests.commands.running import run
 from tests.operators.made import QUEUE, group, logged, record

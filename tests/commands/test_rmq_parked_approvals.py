@@ -16,7 +16,7 @@ from django_rmq_retry.models import ApprovalRequest, MessageVersion, OperatorAct
 from django_rmq_retry.parked import approvals, operators
 from django_rmq_retry.parked.operators import Actor, NotAllowed
 from tests.admin.made import person
-from tests.admin.standstills import trip
+from tests.admin.stopped import trip
 from tests.commands.running import Exit, Ran, Terminal, run
 from tests.operators.made import QUEUE, again, record
 from tests.operators.second_person import MAY, actor_of, needing_second_person

@@ -86,9 +86,9 @@ def test_a_halted_line_is_listed_until_it_continues(caplog: pytest.LogCaptureFix
 
     note(halt(1, NOTE), 1)
     note(halt(2, NOTE), 2)
-    (standing,) = events.halts
-    assert (standing.queue, standing.since, standing.attempt) == ("payments", 10.0, 2)
-    assert (standing.error, standing.message_id) == ("BankDown: timeout", "m")
+    (halted,) = events.halts
+    assert (halted.queue, halted.since, halted.attempt) == ("payments", 10.0, 2)
+    assert (halted.error, halted.message_id) == ("BankDown: timeout", "m")
     assert events.notes_acks
     note(ACK, 3)
 

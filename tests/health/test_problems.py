@@ -64,8 +64,8 @@ LEVELS: list[tuple[list[Level], list[str]]] = [
     ([level(consumers=2, ready=11)], ["q BACKLOG"]),
     ([level()], ["q FEW_CONSUMERS", "q IDLE"]),
     ([level(ready=1, unacked=1)], ["q NO_CONSUMER", "q FEW_CONSUMERS", "q HELD"]),
-    ([level("resting", ready=1)], []),
-    ([level("resting")], []),
+    ([level("excused", ready=1)], []),
+    ([level("excused")], []),
     ([level(consumers=2, ready=5, arguments={"x-max-length": 5})], ["q FULL"]),
     ([level(consumers=2, ready=4, arguments={"x-max-length": 5})], []),
     ([level(consumers=2, dead_letters=1)], ["q DEAD_LETTERS"]),
@@ -86,7 +86,7 @@ LEVELS: list[tuple[list[Level], list[str]]] = [
     ([level(consumers=2), level("q.quarantine", Role.QUARANTINE, ready=1)], []),
     ([level("q.quarantine", Role.QUARANTINE, ready=1)], ["q.quarantine NO_CONSUMER"]),
     ([level("q.quarantine", Role.QUARANTINE, ready=1, consumers=1)], []),
-    ([level("resting"), level("resting.quarantine", Role.QUARANTINE, ready=1)], []),
+    ([level("excused"), level("excused.quarantine", Role.QUARANTINE, ready=1)], []),
     ([level("old", abandoned=True)], ["old EMPTY"]),
     ([level("old", abandoned=True, ready=1)], ["old ABANDONED"]),
     ([level("old", abandoned=True, ready=1, consumers=1)], ["old HANDED_OVER"]),
@@ -103,7 +103,7 @@ LEVELS: list[tuple[list[Level], list[str]]] = [
 
 @pytest.mark.parametrize(("levels", "expected"), LEVELS)
 def test_queues(levels: list[Level], expected: list[str]) -> None:
-    judged = Queues(levels=levels, excused={"resting"}, limits=STRICT).judged()
+    judged = Queues(levels=levels, excused={"excused"}, limits=STRICT).judged()
 
     assert [f"{one.level.queue} {problem.code.name}" for one in judged for problem in one.problems] == expected
 

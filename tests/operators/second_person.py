@@ -19,7 +19,7 @@ from django_rmq_retry.parked.edit import propose, store
 from django_rmq_retry.parked.edit_many import Act, PathChange, store_many
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor
-from tests.admin.standstills import trip
+from tests.admin.stopped import trip
 from tests.operators.made import QUEUE, record
 
 MAY = (

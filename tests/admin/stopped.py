@@ -1,4 +1,4 @@
-"""Makes what stands still: a message in the outbox, a key on which one has failed, a queue whose breaker is open."""
+"""Makes what is stopped: a message in the outbox, a key on which one has failed, a queue whose breaker is open."""
 
 from typing import Any
 
