@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.utils.translation import gettext_lazy, pgettext_lazy
+from django.utils.translation import gettext_lazy
 
 from django_rmq_retry.admin import labels
-from django_rmq_retry.admin.queues import StoppedBadge
+from django_rmq_retry.admin.queues import StoppedBadge, badge
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.health.condition import Condition
@@ -34,13 +34,6 @@ COLUMNS = {
 }
 FOLDED = {Role.WAITING: "waiting", Role.QUARANTINE: "quarantine", Role.PARKED: "parked"}
 """The columns of queues that are part of another one's row."""
-BADGES: Mapping[Condition, tuple[str, str, Any]] = {
-    Condition.HALTED_LONG: ("parked", "✕", gettext_lazy("halted")),
-    Condition.HALTED: ("on-hold", "!", gettext_lazy("halted")),
-    Condition.PARKED: ("on-hold", "!", gettext_lazy("parked")),
-    Condition.RETRYING: ("on-hold", "!", pgettext_lazy("queue", "retrying")),
-    Condition.RUNNING: ("processed", "✓", gettext_lazy("OK")),
-}
 OF_THE_BROKER = (Condition.PARKED, Condition.RETRYING, Condition.RUNNING)
 """The conditions that hold only while the broker answers."""
 
@@ -106,10 +99,10 @@ def handler_rows(
     readers = {one.queue.name: [_last(sub.name) for sub in one.subscriptions] for one in registry.work_queues()}
     rows = []
     for home, queues in found.items():
-        amounts, badge = _amounts(home, queues, recorded.get(home, 0)), stopped.get(home)
+        amounts, stopping = _amounts(home, queues, recorded.get(home, 0)), stopped.get(home)
         condition = Condition.of(
             queues,
-            stopped=badge is not None,
+            stopped=stopping is not None,
             halt=halts.get(home),
             parked=amounts["parked"] or 0,
             waiting=amounts["waiting"] or 0,
@@ -123,7 +116,7 @@ def handler_rows(
                 handlers=[name for name in readers.get(home, ()) if name != _last(home)],
                 amounts=amounts,
                 condition=condition,
-                badges=_badges(home, queues, condition, badge),
+                badges=_badges(home, queues, condition, stopping),
             )
         )
     return rows
@@ -136,12 +129,13 @@ def _badges(
     if stopped:
         badges.append((stopped.kind, stopped.sign, stopped.label, ""))
     if condition is Condition.FAULTY:
-        badges += [("parked", "✕", *_named(home, problem)) for one in queues for problem in one.errors]
+        problems = [problem for one in queues for problem in one.errors]
+        badges += [(*badge(condition, one.rule.word), _elsewhere(home, one)) for one in problems]
     elif condition is Condition.NOTED:
         milder = next(one.milder for one in queues if one.milder)
-        badges.append(("on-hold", "!", *_named(home, milder)))
-    elif condition in BADGES:
-        badges.append((*BADGES[condition], ""))
+        badges.append((*badge(condition, milder.rule.word), _elsewhere(home, milder)))
+    elif condition.word and not stopped:
+        badges.append((*badge(condition), ""))
     return badges
 
 
@@ -153,9 +147,9 @@ def _first(home: str, queues: Sequence[Judged]) -> Judged:
     return next((one for one in queues if one.level.queue == home), queues[0])
 
 
-def _named(home: str, problem: Problem) -> tuple[Any, str]:
-    """Return the word for a problem, and its queue if the row is named after another one."""
-    return problem.rule.word, "" if problem.subject == home else problem.subject
+def _elsewhere(home: str, problem: Problem) -> str:
+    """Return the queue of a problem if the row is named after another one."""
+    return "" if problem.subject == home else problem.subject
 
 
 def _amounts(home: str, queues: Sequence[Judged], recorded: int) -> Amounts:

@@ -9,7 +9,7 @@ from django.contrib import admin, messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, pgettext_lazy
+from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_POST
 
 from django_rmq_retry import declared
@@ -19,9 +19,9 @@ from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.halts import halted
 from django_rmq_retry.breakers.queue_state import FLOWING, OPEN, PAUSED, PROBING, QueueState
-from django_rmq_retry.health.condition import Condition, waiting_by_home
+from django_rmq_retry.health.condition import STOPPED_BY, Condition, waiting_by_home
 from django_rmq_retry.health.problems import Judged, Limits, Queues, excused, in_halts
-from django_rmq_retry.health.rules import Problem
+from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked import controls
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
@@ -36,20 +36,14 @@ SPANS: dict[str, tuple[Any, timedelta | None]] = {
 }
 SEARCHED = 20
 """More queues than these have a search field."""
-BADGES: dict[str, tuple[str, str, Any]] = {
-    FLOWING: ("processed", "✓", pgettext_lazy("queue", "running")),
-    PAUSED: ("on-hold", "‖", pgettext_lazy("queue", "paused")),
-    OPEN: ("parked", "✕", pgettext_lazy("queue", "breaker open")),
-    PROBING: ("requeued", "…", pgettext_lazy("queue", "breaker half-open, probe in flight")),
-}
-OF_CONDITION: dict[Condition, tuple[str, str, Any]] = {
-    Condition.HALTED_LONG: ("parked", "■", pgettext_lazy("queue", "halted")),
-    Condition.HALTED: ("on-hold", "■", pgettext_lazy("queue", "halted")),
-    Condition.UNKNOWN: ("discarded", "?", pgettext_lazy("queue", "unknown")),
-    Condition.RETRYING: ("on-hold", "!", pgettext_lazy("queue", "retrying")),
-    Condition.RUNNING: BADGES[FLOWING],
-}
-"""The badges of a queue that nobody has stopped and that has no problem."""
+KINDS = {Severity.ERROR: "parked", Severity.WARNING: "on-hold", Severity.INFORMATION: "processed"}
+"""The class of the style sheet that has the colour of a badge."""
+KINDS_OF_STOPPED = {PAUSED: "on-hold", OPEN: "parked", PROBING: "requeued"}
+
+
+def badge(condition: Condition, text: Any = None) -> tuple[str, str, Any]:
+    """Return kind, sign and text of a badge, which is the condition's word or that of one of its problems."""
+    return KINDS[condition.severity], condition.sign, condition.word if text is None else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +60,8 @@ class StoppedBadge:
         """Return the badge of a queue; None while nothing has stopped it."""
         if (state := one.state(now)) == FLOWING:
             return None
-        kind, sign, label = BADGES[state]
-        return cls(kind=kind, sign=sign, label=label, explanation=one.explanation(now))
+        sign, label = STOPPED_BY[state]
+        return cls(kind=KINDS_OF_STOPPED[state], sign=sign, label=label, explanation=one.explanation(now))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +79,7 @@ class StoppedQueues:
 
     @classmethod
     def of_states(cls, states: Sequence[QueueState], now: float) -> "StoppedQueues":
-        badges = {one.queue: badge for one in states if (badge := StoppedBadge.of(one, now))}
+        badges = {one.queue: shown for one in states if (shown := StoppedBadge.of(one, now))}
         for one in states:
             if one.state(now) == PAUSED:
                 by = _("paused by %(name)s") % {"name": one.by or "?"}
@@ -98,12 +92,12 @@ class StoppedQueues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRow:
-    """A queue of the page: what the broker counts, and its condition, which is running only if a consumer reads it."""
+    """A queue of the page: what the broker counts, and its condition, which is OK only if a consumer reads it."""
 
     queue: str
     level: Level | None
     badges: Sequence[tuple[str, str, Any]]
-    """Each with its kind, sign and label."""
+    """Each with its kind, sign and label; none if nothing is known."""
     explanation: str
     waiting: int
     """The number of messages in its waiting queues."""
@@ -116,11 +110,11 @@ class QueueRow:
         condition = Condition.of(known, stopped=stopped is not None, halt=halt, waiting=waiting)
         badges = [(stopped.kind, stopped.sign, stopped.label)] if stopped else []
         if found and condition is Condition.FAULTY:
-            badges += [("parked", "✕", one.row) for one in found.errors]
+            badges += [badge(condition, one.row) for one in found.errors]
         elif found and condition is Condition.NOTED:
-            badges.append(("on-hold", "!", found.remark))
-        elif not stopped:
-            badges.append(OF_CONDITION[condition])
+            badges.append(badge(condition, found.remark))
+        elif condition.word and not stopped:
+            badges.append(badge(condition))
         explanation = stopped.explanation if stopped else halt.text if halt else ""
         return cls(queue=queue, level=level, badges=badges, explanation=explanation, waiting=waiting)
 

@@ -1,10 +1,15 @@
-"""The condition of a queue: pages and commands say it in their own words, but all the same one."""
+"""The condition of a queue, with its sign and its word: pages and commands show the same ones."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import Any
+
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from django_rmq_retry.amqp.levels import Level
+from django_rmq_retry.breakers.queue_state import OPEN, PAUSED, PROBING
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.health.problems import Judged
@@ -32,6 +37,15 @@ class Condition(Enum):
     def severity(self) -> Severity:
         return self.value[1]
 
+    @property
+    def sign(self) -> str:
+        return _SHOWN[self][0]
+
+    @property
+    def word(self) -> Any:
+        """One word for it, translated; empty where something else has the words: its problems, or nothing is known."""
+        return _SHOWN[self][1]
+
     @classmethod
     def of(
         cls, queues: Sequence[Judged], *, stopped: bool, halt: Problem | None, waiting: float = 0, parked: float = 0
@@ -51,6 +65,26 @@ class Condition(Enum):
             cls.RETRYING: waiting > 0,
         }
         return next((condition for condition, held in holds.items() if held), cls.RUNNING)
+
+
+_SHOWN: Mapping[Condition, tuple[str, Any]] = {
+    Condition.FAULTY: ("✕", ""),
+    Condition.STOPPED: ("‖", pgettext_lazy("queue", "paused")),
+    Condition.HALTED_LONG: ("✕", _("halted")),
+    Condition.HALTED: ("!", _("halted")),
+    Condition.NOTED: ("!", ""),
+    Condition.UNKNOWN: ("\N{EN DASH}", ""),
+    Condition.PARKED: ("!", _("parked")),
+    Condition.RETRYING: ("!", pgettext_lazy("queue", "retrying")),
+    Condition.RUNNING: ("✓", _("OK")),
+}
+"""The sign of each condition, by its severity where somebody may have to act, and its word."""
+STOPPED_BY: Mapping[str, tuple[str, Any]] = {
+    PAUSED: _SHOWN[Condition.STOPPED],
+    OPEN: ("✕", pgettext_lazy("queue", "breaker open")),
+    PROBING: ("…", pgettext_lazy("queue", "breaker half-open, probe in flight")),
+}
+"""The same for a queue that is stopped, by what stops it."""
 
 
 def waiting_by_home(levels: Sequence[Level]) -> Counter[str]:

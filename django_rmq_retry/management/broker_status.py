@@ -76,10 +76,10 @@ def heads(seen: BrokerStatus) -> list[tuple[str, ...]]:
     if broker is None:
         return [("Broker", "✕", "no connection"), ("Database", *_database(seen))]
     same, all_seen, unseen = _declared(broker.plan)
-    topology = "ok" if same == all_seen else "✕"
+    topology = "OK" if same == all_seen else "✕"
     hidden = f", {plural(unseen, 'binding')} not visible" if unseen else ""
     return [
-        ("Broker", "ok", f"{broker.name}, round trip {broker.round_trip * 1000:.0f} ms"),
+        ("Broker", "OK", f"{broker.name}, round trip {broker.round_trip * 1000:.0f} ms"),
         ("Database", *_database(seen)),
         ("Topology", topology, f"{same}/{all_seen}{hidden}"),
     ]
@@ -97,7 +97,7 @@ def _database(seen: BrokerStatus) -> tuple[str, str]:
     if seen.survey is None:
         return ("✕", seen.health.trouble) if seen.health.trouble else ("-", "not used")
     alias = seen.survey.alias
-    return "ok", f"{alias} {connections[alias].vendor}, round trip {seen.survey.seconds * 1000:.0f} ms"
+    return "OK", f"{alias} {connections[alias].vendor}, round trip {seen.survey.seconds * 1000:.0f} ms"
 
 
 def state(seen: BrokerStatus, row: Judged) -> tuple[str, str]:
@@ -107,18 +107,19 @@ def state(seen: BrokerStatus, row: Judged) -> tuple[str, str]:
 
 
 def _words(seen: BrokerStatus, row: Judged, condition: Condition) -> str:
+    if condition is Condition.UNKNOWN:
+        return "-"
+    text = str(condition.word)
     match condition:
         case Condition.FAULTY:
-            return f"✕ {'; '.join(problem.row for problem in row.errors)}"
-        case Condition.STOPPED:
-            return f"‖ {_why(stopped)}" if (stopped := seen.stopped(row)) else ""
-        case Condition.HALTED | Condition.HALTED_LONG:
-            return f"■ {_halted(halt)}" if (halt := seen.halt(row)) else ""
+            text = "; ".join(problem.row for problem in row.errors)
         case Condition.NOTED:
-            return f"! {row.remark}"
-        case Condition.RETRYING:
-            return "! retrying"
-    return "-" if condition is Condition.UNKNOWN else "ok"
+            text = row.remark
+        case Condition.STOPPED if stopped := seen.stopped(row):
+            text = _why(stopped)
+        case Condition.HALTED | Condition.HALTED_LONG if halt := seen.halt(row):
+            text = _halted(halt)
+    return f"{condition.sign} {text}"
 
 
 def is_quiet(seen: BrokerStatus, row: Judged) -> bool:

@@ -45,7 +45,7 @@ def test_a_halted_queue_is_reported_with_its_error_until_it_resumes(bank: Bank) 
 
         wait_until(lambda: halted(bank)[0]["attempt"] > seen["attempt"], 60, what="a later attempt", step=0.5)
         row = next(line for line in bank.run("rmq_status").stdout.splitlines() if line.startswith("orders\t"))
-        assert row.split("\t")[4].startswith("■ halted since 20")
+        assert row.split("\t")[4].startswith("! halted since 20")
         assert row.endswith(": BankDown: timeout")
 
         told = bank.run("rmq_status", "--check", "--max-oldest", "1h").stdout

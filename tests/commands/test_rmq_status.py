@@ -186,7 +186,7 @@ def test_a_status_begins_with_what_needs_somebody_and_folds_the_queues_that_are_
         "Start manage.py rmq_consume",
     ]
     assert [line[0] for line in table(ran)[1:3]] == ["payments.charge", "payments.charge.retry.30s"]
-    assert table(ran)[3] == ["3 queues are empty and ok: --all shows them."]
+    assert table(ran)[3] == ["3 queues are empty and OK: --all shows them."]
     assert len(table(every)) == 1 + 5 + 1
     assert (probed.code, probed.out[:27]) == (Exit.UNHEALTHY, "FAIL No consumer is alive. ")
 
@@ -213,7 +213,7 @@ def test_a_queue_whose_messages_wait_for_a_retry_is_not_ok() -> None:
     waits = Level(queue="payments.charge.retry.30s", role=Role.WAITING, ready=2, consumers=0)
     seen = BrokerStatus.of(Health(survey=None, gauged=Gauged(levels=(work, waits), api_set=False)))
 
-    assert [state(seen, row) for row in seen.rows] == [("! retrying", "WARNING"), ("ok", "")]
+    assert [state(seen, row) for row in seen.rows] == [("! retrying", "WARNING"), ("✓ OK", "")]
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def test_a_watch_prints_a_block_per_interval_until_ctrl_c(looks: list[float]) ->
         first, second, *others = block.splitlines()
         assert first.endswith("+00:00")
         assert second == "0 problems, 1 warning."
-        assert [line for line in others if line.startswith("Broker\tok\tamqp://")] != []
+        assert [line for line in others if line.startswith("Broker\tOK\tamqp://")] != []
 
 
 def test_on_a_terminal_each_block_of_a_watch_replaces_the_previous_one(looks: list[float]) -> None:
@@ -260,7 +260,7 @@ def test_a_watch_continues_while_the_broker_is_unavailable(looks: list[float], s
 
 def test_ctrl_c_ends_a_watch_quietly(broker_url: str, tmp_path: Path) -> None:
     with Shop(url=broker_url, notes=tmp_path / "notes").running("rmq_status", "--watch", "0.1") as watch:
-        watch.says("Broker\tok\tamqp://", times=2)
+        watch.says("Broker\tOK\tamqp://", times=2)
         watch.signal(signal.SIGINT)
 
         assert watch.code() == 0

@@ -12,6 +12,7 @@ from django_rmq_retry.topology import Role
 
 HALTED, HALTED_LONG = Problem(code=Code.HALTED, subject="q"), Problem(code=Code.HALTED_LONG, subject="q")
 READ: dict[str, Any] = {"ready": 0, "consumers": 1}
+SIGNS = {Severity.ERROR: "✕", Severity.WARNING: "!", Severity.INFORMATION: "✓"}
 
 CONDITIONS: list[tuple[dict[str, Any], dict[str, Any], Condition]] = [
     (READ, {}, Condition.RUNNING),
@@ -44,3 +45,8 @@ def test_only_errors_are_red() -> None:
     red = [condition for condition in Condition if condition.severity is Severity.ERROR]
 
     assert red == [Condition.FAULTY, Condition.HALTED_LONG]
+
+
+@pytest.mark.parametrize("condition", [one for one in Condition if one not in (Condition.STOPPED, Condition.UNKNOWN)])
+def test_the_sign_of_a_condition_is_that_of_its_severity(condition: Condition) -> None:
+    assert condition.sign == SIGNS[condition.severity]

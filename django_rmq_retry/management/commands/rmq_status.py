@@ -205,7 +205,7 @@ class Command(RmqCommand):
             self.table([[*compress(row, known)] for row in rows], ["", *(state(seen, row)[1] for row in shown)])
         if left := len(seen.rows) - len(shown):
             are = "is" if left == 1 else "are"
-            self.line(f"{plural(left, 'queue')} {are} empty and ok: --all shows {'it' if left == 1 else 'them'}.")
+            self.line(f"{plural(left, 'queue')} {are} empty and OK: --all shows {'it' if left == 1 else 'them'}.")
 
 
 def limits_of(options: Options) -> Limits:
