@@ -73,7 +73,7 @@ class _Window:
         with self._lock:
             if self._seen is not None and time.monotonic() < self._until:
                 return self._seen
-            looking = self._begun()
+            looking = self._begin()
         looking.join(PAGE_PATIENCE_SECONDS)
         with self._lock:
             if not looking.is_alive() and self._seen is not None:
@@ -86,11 +86,11 @@ class _Window:
             late = time.monotonic() - self._until
             if self._seen is not None and late < KNOWN_SECONDS:
                 if late >= 0:
-                    self._begun()
+                    self._begin()
                 return self._seen
         return self.look()
 
-    def _begun(self) -> threading.Thread:
+    def _begin(self) -> threading.Thread:
         if self._looking is None or not self._looking.is_alive():
             self._looking = threading.Thread(target=self._see, args=(self._known,), name="rmq-look", daemon=True)
             self._looking.start()
@@ -104,7 +104,7 @@ class _Window:
 
     def _see(self, known: Sequence[Declared]) -> None:
         try:
-            seen = _seen(known)
+            seen = _ask_broker(known)
         except (RmqRetryError, OSError, ImproperlyConfigured) as error:
             with self._lock:
                 seen = self._away(unreachable(error))
@@ -122,7 +122,7 @@ def _now() -> datetime:
     return database_clock.reckoned(database())
 
 
-def _seen(known: Sequence[Declared]) -> Look:
+def _ask_broker(known: Sequence[Declared]) -> Look:
     with broker_connections.connections.session(purpose="admin", patience=AWAY_SECONDS) as session:
         if session is None:
             return Look(at=_now())

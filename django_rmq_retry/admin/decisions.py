@@ -70,7 +70,7 @@ def discarding(pages: Pages, request: HttpRequest, selection: Selection, left: L
         "categories": DiscardCategory.choices,
         "until": until,
     }
-    return _decided(pages, request, selection, "discard", change, left=left, **context)
+    return _decide(pages, request, selection, "discard", change, left=left, **context)
 
 
 @requires("hold")
@@ -93,10 +93,10 @@ def holding(pages: Pages, request: HttpRequest, selection: Selection, left: Left
     count = present_count(selection)
     label = counted(ngettext("Hold %(count)d message", "Hold %(count)d messages", count), count=count)
     context: dict[str, Any] = {"title": _("Hold %(name)s"), "button": label, "count": count, "spans": SPANS}
-    return _decided(pages, request, selection, "hold", change, left=left, **context)
+    return _decide(pages, request, selection, "hold", change, left=left, **context)
 
 
-def _decided(
+def _decide(
     pages: Pages,
     request: HttpRequest,
     selection: Selection,

@@ -70,7 +70,7 @@ def preview(pages: Pages, request: HttpRequest) -> HttpResponse:
         return pages.refused(request, str(refused), status=422)
     if form.queue not in controls.queues():
         raise Http404(_("No handler reads this queue."))
-    found, why_not, unreachable = _looked(form)
+    found, why_not, unreachable = _ask_broker(form)
     wrong: dict[str, str] = {}
     if posted and "start" in request.POST and found is not None:
         wrong = _wrong(form, found)
@@ -104,7 +104,7 @@ def preview(pages: Pages, request: HttpRequest) -> HttpResponse:
     )
 
 
-def _looked(form: EarlyForm) -> tuple[WaitingReport | None, str, str]:
+def _ask_broker(form: EarlyForm) -> tuple[WaitingReport | None, str, str]:
     """Return what waits; without it why these retries cannot be sent, or why the broker does not tell."""
     try:
         ways_back(form.queue)

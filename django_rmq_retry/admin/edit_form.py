@@ -83,7 +83,7 @@ def view(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResp
         try:
             known = request.POST.get("known", "")
             store(message.pk, actor, proposal, version=form.version, reason=form.reason, known=known)
-            return _stored(pages, request, Selection.of_ids([message.pk]), form.reason)
+            return _send_or_preview(pages, request, Selection.of_ids([message.pk]), form.reason)
         except SecondPersonNeeded as needed:
             return pages.ask(request, needed)
         except Refused as refused:
@@ -91,7 +91,7 @@ def view(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResp
     return _review_page(pages, request, message, form, proposal=proposal, wrong=wrong)
 
 
-def _stored(pages: Pages, request: HttpRequest, selection: Selection, reason: str) -> HttpResponse:
+def _send_or_preview(pages: Pages, request: HttpRequest, selection: Selection, reason: str) -> HttpResponse:
     """Redirect to a requeue run on the preview's default terms, or to the preview if a decision is left."""
     if "send" in request.POST and _ready(report(selection), broker_look.look()):
         try:

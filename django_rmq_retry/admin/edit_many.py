@@ -50,7 +50,7 @@ def view(pages: Pages, request: HttpRequest, selection: Selection, _left: LeftOu
             return pages.refused(request, why_not)
         try:
             if "store" in form:
-                return _stored(pages, request, change)
+                return _store(pages, request, change)
         except SecondPersonNeeded as needed:
             return pages.ask(request, needed)
         except Refused as refused:
@@ -111,7 +111,7 @@ def _why_not(request: HttpRequest, message: ParkedMessage) -> str:
     return refusal(request, "view", *NEEDED["bulk_edit"], message=message)
 
 
-def _stored(pages: Pages, request: HttpRequest, change: PathChange) -> HttpResponse:
+def _store(pages: Pages, request: HttpRequest, change: PathChange) -> HttpResponse:
     reason = request.POST.get("reason", "").strip()
     try:
         shown, revisions = loads(request.POST.get("shown", ""), salt=SALT, max_age=TOKEN_SECONDS)

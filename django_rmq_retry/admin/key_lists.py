@@ -31,7 +31,7 @@ def view(pages: Pages, request: HttpRequest) -> HttpResponse:
     wrong, text = "", request.POST.get("keys", "")
     if request.method == "POST":
         try:
-            return HttpResponseRedirect(f"{request.path}?list={_stored(request, text).pk}")
+            return HttpResponseRedirect(f"{request.path}?list={_store_list(request, text).pk}")
         except Refused as refused:
             wrong = str(refused)
     known = _own_list(request) if request.GET.get("list") and not wrong else None
@@ -49,7 +49,7 @@ def view(pages: Pages, request: HttpRequest) -> HttpResponse:
     )
 
 
-def _stored(request: HttpRequest, text: str) -> KeyList:
+def _store_list(request: HttpRequest, text: str) -> KeyList:
     keys = parse(text, spaces=bool(request.POST.get("spaces")))
     if not keys:
         raise Refused(_("Paste at least one business key or message id."))

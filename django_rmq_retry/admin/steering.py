@@ -34,7 +34,7 @@ def control(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
             except Refused as refused:
                 messages.warning(request, str(refused))
     if wrong or (request.method == "GET" and _fits(run, action)):
-        return _asked(pages, request, run, action, wrong)
+        return _ask(pages, request, run, action, wrong)
     return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
 
 
@@ -115,7 +115,7 @@ def _test_label(run: RequeueRun) -> str:
     return counted(text, count=others)
 
 
-def _asked(pages: Pages, request: HttpRequest, run: RequeueRun, action: str, wrong: str) -> HttpResponse:
+def _ask(pages: Pages, request: HttpRequest, run: RequeueRun, action: str, wrong: str) -> HttpResponse:
     context: dict[str, Any] = {
         STOP: {"title": _("Stop requeue run %(number)s") % {"number": run.pk}, "danger": True},
         RESUME: {"title": _("Resume requeue run %(number)s") % {"number": run.pk}, "danger": False},

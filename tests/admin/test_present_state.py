@@ -327,7 +327,7 @@ def test_a_broker_that_is_slow_once_is_not_away(monkeypatch: pytest.MonkeyPatch)
         answered.wait(10)
         return there
 
-    monkeypatch.setattr(broker_look, "_seen", slow)
+    monkeypatch.setattr(broker_look, "_ask_broker", slow)
     monkeypatch.setattr(broker_look, "PAGE_PATIENCE_SECONDS", 0.01)
     late = broker_look.look()
     answered.set()
@@ -346,7 +346,7 @@ def test_a_broker_that_is_back_is_there_at_the_next_update(page: Client, monkeyp
             raise refused[0]
         return there
 
-    monkeypatch.setattr(broker_look, "_seen", seen)
+    monkeypatch.setattr(broker_look, "_ask_broker", seen)
     monkeypatch.setattr(broker_look, "PAGE_PATIENCE_SECONDS", 10.0)
     monkeypatch.setattr(broker_look, "FRESH_LOOK_SECONDS", 0.0)
     away = page.get(f"{ADMIN}livestatus/")

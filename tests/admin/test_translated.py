@@ -335,7 +335,7 @@ def test_the_page_of_waiting_retries_and_its_run_are_translated(page: Client, mo
         RetryCause(error="B", count=1, first=due, last=due),
     )
     waits = WaitingReport(queue=QUEUE, count=1101, causes=causes)
-    monkeypatch.setattr(early_form, "_looked", lambda _wish: (waits, "", ""))
+    monkeypatch.setattr(early_form, "_ask_broker", lambda _wish: (waits, "", ""))
     address = f"{RUNS}waiting/?queue={QUEUE}"
     found = {"asked": page.get(address), "refused": page.post(address, {"queue": QUEUE, "start": "now"})}
     form = {"queue": QUEUE, "start": "now", "reason": "INC-553", "typed": "1101"}

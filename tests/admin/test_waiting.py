@@ -44,7 +44,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[RetryFilter]:
         found = 1 if form.wanted.key else 40
         return WaitingReport(queue=QUEUE, count=found, causes=causes), "", ""
 
-    monkeypatch.setattr(early_form, "_looked", looked)
+    monkeypatch.setattr(early_form, "_ask_broker", looked)
     return asked
 
 
@@ -137,14 +137,14 @@ def test_keys_in_an_address_are_not_looked_for(page: Client, waits: list[RetryFi
 
 def test_a_preview_that_could_not_look_at_all_says_so(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     found = WaitingReport(queue=QUEUE, count=1, causes=(), not_seen="Only the first 3 messages were looked at.")
-    monkeypatch.setattr(early_form, "_looked", lambda _wish: (found, "", ""))
+    monkeypatch.setattr(early_form, "_ask_broker", lambda _wish: (found, "", ""))
 
     assert "Only the first 3 messages were looked at." in Page(page.get(WAITING, {"queue": QUEUE})).text
 
 
 def test_many_need_a_reason_and_the_typed_number(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     found = WaitingReport(queue=QUEUE, count=1200, causes=())
-    monkeypatch.setattr(early_form, "_looked", lambda _wish: (found, "", ""))
+    monkeypatch.setattr(early_form, "_ask_broker", lambda _wish: (found, "", ""))
     refused = press(page, page.get(WAITING, {"queue": QUEUE}), "Send 1200 retries now")
 
     assert refused.status_code == 422

@@ -232,7 +232,7 @@ def serve(scene: str) -> None:
         """Nothing."""
 
     broker_look.look = looked
-    early_form._looked = looked_at_waiting
+    early_form._ask_broker = looked_at_waiting
     kept = Handled()
     with replaced_by(kept):
         server = ThreadedWSGIServer(("127.0.0.1", 0), Quiet)
