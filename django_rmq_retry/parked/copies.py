@@ -20,6 +20,8 @@ from django_rmq_retry.publishing import broker_connections
 
 COPY_GRACE_SECONDS = 2.0
 """Seconds after its deadline for which a publish's result is waited for."""
+QUIET_SECONDS = 1.0
+"""Seconds without any result after which a driver looks why there is none."""
 
 
 def copy_for(run: RequeueRun, message: ParkedMessage) -> Message | ItemReason:
@@ -50,8 +52,12 @@ def contents(message: ParkedMessage) -> Original:
 
 
 def publish(
-    claims: Sequence[Claim], *, timeout: float, clock: Callable[[], float] = time.monotonic
+    claims: Sequence[Claim],
+    *,
+    timeout: float,
+    quiet: Callable[[], None] = lambda: None,
 ) -> list[ClaimResult]:
+    """Publish the copies and return a result for each; ``quiet`` is called each second in which there is none."""
     ended: queue.SimpleQueue[ClaimResult] = queue.SimpleQueue()
     publisher = broker_connections.connections.publisher
 
@@ -63,13 +69,17 @@ def publish(
             publisher.send(claim.copy, partial(end, claim), timeout=timeout)
         except (TypeError, ValueError) as error:
             end(claim, unwritable(str(error)))
-    deadline = clock() + timeout + COPY_GRACE_SECONDS
+    deadline = time.monotonic() + timeout + COPY_GRACE_SECONDS
     results: dict[int, ClaimResult] = {}
     while len(results) < len(claims):
+        left = max(0.0, deadline - time.monotonic())
         try:
-            result = ended.get(timeout=max(0.0, deadline - clock()))
+            result = ended.get(timeout=min(left, QUIET_SECONDS))
         except queue.Empty:
-            break
+            if left <= QUIET_SECONDS:
+                break
+            quiet()
+            continue
         results.setdefault(result.claim.item, result)
     # The I/O thread has stopped answering, so these messages may or may not have been sent.
     lost = unanswered(Cause.IO_STOPPED, "the I/O thread does not answer")

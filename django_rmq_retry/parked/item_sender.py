@@ -1,6 +1,10 @@
 """Sends the parked messages of a requeue run, slice by slice: claimed, published, and the results stored."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+from django.db import DatabaseError
 
 from django_rmq_retry.amqp.contracts import Cause, Outcome, unsent
 from django_rmq_retry.models import ItemReason, ParkedMessage, RequeueRun, RunState, RunWait
@@ -28,15 +32,15 @@ class ItemSender:
         """Send up to ``room`` messages; return the seconds until the next slice, or None if none is left to send."""
         # Send a single message if the broker was just unreachable or did not confirm, or if the canary has no result.
         doubtful = self._unconfirmed_slices or run.wait == RunWait.BROKER_AWAY or run.awaits_canary
-        unknown: list[str] = []
-        choice = Choice(run, 1 if doubtful else room, lambda queue: self._room(run, queue, unknown))
+        depths = _Depths(self._targets)
+        choice = Choice(run, 1 if doubtful else room, partial(depths.room, run.max_depth))
         if choice.blocked:
             _skip(run.pk, choice.blocked)
         if not choice.items:
-            return self._idle(run, choice, unknown=bool(unknown))
+            return self._idle(run, choice, depths)
         begun = self._clock()
         claims = claim(run.pk, self._lease.driver, choice.items, copy_for)
-        results = self._publish(claims, begun)
+        results = self._publish(run, claims, begun)
         store_results(run.pk, results)
         self._pace.spend(len(claims))
         self._judge(run, claims, results)
@@ -48,21 +52,23 @@ class ItemSender:
     def close(self) -> None:
         """Do nothing: nothing is held between two slices."""
 
-    def _room(self, run: RequeueRun, queue: str, unknown: list[str]) -> int:
-        if run.max_depth is None:
-            return 1 << 30
-        depth = self._targets.ready(queue)
-        if depth is None:
-            unknown.append(queue)
-            return 0
-        return max(0, run.max_depth + 1 - depth)
-
-    def _publish(self, claims: Sequence[Claim], begun: float) -> list[ClaimResult]:
+    def _publish(self, run: RequeueRun, claims: Sequence[Claim], begun: float) -> list[ClaimResult]:
         """Publish the claims, or nothing if the process was suspended for so long that they are about to expire."""
         if self._clock() - begun + self._timeout > claim_lifetime() * 0.75:
             late = unsent(Cause.TIMEOUT, "its claim is about to expire")
             return [ClaimResult(claim=one, result=late) for one in claims]
-        return publish(claims, timeout=self._timeout, clock=self._clock)
+        return publish(claims, timeout=self._timeout, quiet=partial(self._keep, run))
+
+    def _keep(self, run: RequeueRun) -> None:
+        """Keep the run while the results of its claims are waited for, and note it if the broker is away.
+
+        A publish waits for a connection until its deadline. Noted only after that, an outage looked like sending; and
+        a lease that had ended by then went to another driver, so that it was never noted.
+        """
+        # What was claimed is settled below whether or not the database answers meanwhile.
+        with suppress(DatabaseError):
+            if self._lease.renew() is not None and not self._targets.is_reachable():
+                self._lease.note_wait(run, RunWait.BROKER_AWAY)
 
     def _judge(self, run: RequeueRun, claims: Sequence[Claim], results: Sequence[ClaimResult]) -> None:
         outcomes = {one.kind for one in results if one.result.cause is not Cause.UNWRITABLE}
@@ -82,9 +88,9 @@ class ItemSender:
         elif Outcome.NACKED in outcomes:
             self._lease.note_wait(run, RunWait.QUEUE_FULL)
 
-    def _idle(self, run: RequeueRun, choice: Choice, *, unknown: bool) -> float | None:
-        if choice.waits_for_queue and unknown:
-            self._lease.note_wait(run, RunWait.DEPTH_UNKNOWN if self._targets.is_reachable() else RunWait.BROKER_AWAY)
+    def _idle(self, run: RequeueRun, choice: Choice, depths: "_Depths") -> float | None:
+        if choice.waits_for_queue and depths.unknown:
+            self._lease.note_wait(run, RunWait.BROKER_AWAY if depths.away else RunWait.DEPTH_UNKNOWN)
         elif choice.waits_for_queue:
             self._lease.note_wait(run, RunWait.QUEUE_DEEP)
         elif choice.waits_for_key:
@@ -92,6 +98,31 @@ class ItemSender:
         else:
             return None
         return SLICE_SECONDS
+
+
+class _Depths:
+    """The depths of the queues in one slice. Each is asked once, and none after the broker was found away.
+
+    A slice looks at thousands of messages, and a broker that hangs answers each question after seconds.
+    """
+
+    def __init__(self, targets: TargetQueues) -> None:
+        self._targets = targets
+        self._known: dict[str, int | None] = {}
+        self.away = False
+
+    @property
+    def unknown(self) -> bool:
+        return None in self._known.values()
+
+    def room(self, most: int | None, queue: str) -> int:
+        if most is None:
+            return 1 << 30
+        if queue not in self._known and not self.away:
+            self._known[queue] = self._targets.ready(queue)
+            self.away = self._known[queue] is None and not self._targets.is_reachable()
+        depth = self._known.get(queue)
+        return 0 if depth is None else max(0, most + 1 - depth)
 
 
 @transaction_of(ParkedMessage)

@@ -47,7 +47,8 @@ class RunLease:
     def note_wait(self, run: RequeueRun, wait: RunWait | None) -> None:
         """Store the reason that the run sends nothing now; None if it sends."""
         if run.wait != (wait or ""):
-            self.change(wait=wait or "")
+            run.wait = wait or ""
+            self.change(wait=run.wait)
 
     def _rows(self) -> QuerySet[RequeueRun]:
         return RequeueRun.objects.using(database()).filter(pk=self.run_id)

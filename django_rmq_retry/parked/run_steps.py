@@ -114,6 +114,8 @@ class RunSteps:
         doubtful = run.state == RunState.PLANNED or run.wait == RunWait.BROKER_AWAY
         if doubtful and not self._targets.is_reachable():
             self._lease.note_wait(run, RunWait.BROKER_AWAY)
+            # Another process may have a connection.
+            self._lease.release()
             return RECHECK_SECONDS
         if run.state == RunState.PLANNED:
             now = database_clock.now(database())
@@ -123,10 +125,12 @@ class RunSteps:
 
     def end(self) -> None:
         """Release the run to the next driver."""
-        self._targets.close()
-        if self._sender is not None:
-            self._sender.close()
-        self._lease.release()
+        try:
+            self._targets.close()
+            if self._sender is not None:
+                self._sender.close()
+        finally:
+            self._lease.release()
 
     def _sender_of(self, run: RequeueRun) -> Sender:
         if run.retries_of:

@@ -22,6 +22,7 @@ from django_rmq_retry.models import (
     RunWait,
     State,
 )
+from django_rmq_retry.parked import copies
 from django_rmq_retry.parked.claims import ClaimResult, end_expired_claims, store_results
 from django_rmq_retry.parked.lease import RUN_LEASE
 from django_rmq_retry.parked.operators import Outdated, Refused
@@ -512,6 +513,63 @@ class TestBroker:
         drive_run(run)
 
         assert (states(run), depth(amqp)) == (["sent", "sent"], 2)
+
+    def test_a_run_says_that_the_broker_is_away_while_its_publishes_still_wait(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It said "Sending" until their deadline; under load its lease had ended by then, so it said so throughout."""
+        monkeypatch.setattr(copies, "QUIET_SECONDS", 0.02)
+        run, seen, owners = started(2, rate=100), [], []
+
+        class Away(Targets):
+            def is_reachable(self) -> bool:
+                seen.append((now(run).wait, states(run)))
+                if len(seen) > 1:
+                    owners.append(driver_of(run, "second", targets=Targets()).step())
+                return False
+
+            def ready(self, queue: str) -> int | None:
+                RequeueRun.objects.update(leased_until=timezone.now() - timedelta(seconds=1))
+                return super().ready(queue)
+
+        change_broker(settings, "amqp://guest:guest@127.0.0.1:1/", PUBLISH_TIMEOUT=1, CONNECT_TIMEOUT=1)
+        RequeueRun.objects.update(max_depth=1000)
+        driver_of(run, targets=Away()).step()
+
+        assert [wait for wait, _states in seen[:2]] == ["", RunWait.BROKER_AWAY]
+        assert [kinds[0] for _wait, kinds in seen[:2]] == ["claimed", "claimed"]
+        assert set(owners) == {None}
+        assert (states(run), now(run).wait) == (["pending", "pending"], RunWait.BROKER_AWAY)
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_driver_without_a_broker_leaves_the_run_to_one_that_has_a_connection(self) -> None:
+        run = started(2, rate=100)
+        RequeueRun.objects.update(wait=RunWait.BROKER_AWAY)
+        driver_of(run, "first", targets=Targets(answers=False)).step()
+        driver_of(run, "second", targets=Targets()).step()
+
+        assert (now(run).sent, now(run).wait, now(run).driver) == (1, "", "second")
+
+    def test_a_slice_asks_a_broker_that_hangs_once(self) -> None:
+        """Each question about one of thousands of messages waited for seconds, and the lease ended meanwhile."""
+        run, asked = started(20, max_depth=3, rate=100), []
+
+        class Hanging(Targets):
+            def is_reachable(self) -> bool:
+                asked.append("broker")
+                return False
+
+            def ready(self, queue: str) -> int | None:
+                asked.append(queue)
+                return None
+
+        ParkedMessage.objects.filter(pk__in=list(ParkedMessage.objects.values_list("pk", flat=True)[:10])).update(
+            queue="another"
+        )
+        driver_of(run, targets=Hanging()).step()
+
+        assert len(asked) == 2
+        assert now(run).wait == RunWait.BROKER_AWAY
 
     def test_a_full_queue_is_retried(self, wired: BlockingChannel) -> None:
         wired.queue_delete(QUEUE)
