@@ -10,6 +10,7 @@ from django.db.transaction import non_atomic_requests
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.defaultfilters import floatformat
 from django.urls import URLPattern
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 from django.views.decorators.http import require_POST
@@ -78,7 +79,7 @@ class RequeueRunAdmin(Pages):
     change_list_template = "admin/rmq_retry/requeuerun/list.html"
 
     name = admin.display(description=pgettext_lazy("one requeue", "Run"))(lambda _self, run: run.pk)
-    status = admin.display(description=gettext_lazy("State"))(lambda _self, run: run_badge(run))
+    status = admin.display(description=gettext_lazy("State"))(lambda _self, run: badge_of(run))
     what = admin.display(description=gettext_lazy("Messages"))(
         lambda _self, run: labelled(_("Messages"), cut_line(run.what))
     )
@@ -132,12 +133,13 @@ class RequeueRunAdmin(Pages):
 
     def _shown(self, request: HttpRequest, run: RequeueRun) -> HttpResponse:
         driven, now = run.state in DRIVEN, database_clock.reckoned(database())
-        undriven = driven and (run.leased_until is None or run.leased_until < now)
+        # Drivers without a connection pass the run round, so that one with a connection can have it.
+        passed_round = run.wait == RunWait.BROKER_AWAY
+        undriven = driven and (passed_round or run.leased_until is None or run.leased_until < now)
         ended = RequeueItem.objects.filter(run=run).select_related("message", "message__group")
         light = ended.defer("message__body", "message__properties").order_by("place")
         seen, left_out = broker_look.glimpse(), _keys_left_out(request, run)
-        # Its driver has a connection of its own.
-        away = bool(seen.unreachable) and (not driven or undriven or run.wait == RunWait.BROKER_AWAY)
+        away = broker_look.waits_for_broker(run, seen)
         return self.page(
             request,
             "requeuerun/run.html",
@@ -146,7 +148,8 @@ class RequeueRunAdmin(Pages):
             run=run,
             driven=driven,
             undriven=undriven,
-            sending=driven and run.driver == thread_name("page") and request.method == "POST",
+            away=away,
+            sending=driven and not away and run.driver == thread_name("page") and request.method == "POST",
             silent=driven and run.is_silent(now),
             unattended=driven and not any_alive(),
             mine=run.by_user_id == request.user.pk,
@@ -186,6 +189,11 @@ class RequeueRunAdmin(Pages):
             buttons.append(Button(label=label, address=again, why=refusal(request, "requeue", count=run.failed)))
         export = self.address("requeuerun_export", run.pk)
         return [*buttons, Button(label=_("Export CSV"), address=export, why=refusal(request, "export"), post=True)]
+
+
+def badge_of(run: RequeueRun, seen: broker_look.Look | None = None) -> SafeString:
+    """Return the badge of a run, with what this process knows of the broker."""
+    return run_badge(run, unreachable=broker_look.waits_for_broker(run, seen or broker_look.glimpse()))
 
 
 def _seen(request: HttpRequest, items: QuerySet[RequeueItem] | list[RequeueItem]) -> list[RequeueItem]:

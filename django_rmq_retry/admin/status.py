@@ -15,6 +15,7 @@ from django_rmq_retry.admin import broker_look, handler_rows
 from django_rmq_retry.admin.handler_rows import COLUMNS, HandlerRow
 from django_rmq_retry.admin.pages import Button, Pages, frame_of, refusal
 from django_rmq_retry.admin.queues import StoppedQueues
+from django_rmq_retry.admin.runs import badge_of
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.attempts.history import waiting
@@ -149,7 +150,7 @@ class LiveStatusAdmin(Pages):
             count=len(health.needs),
             counts=_counts(known, shown.levels),
             declared=bool(registry.registrations()),
-            runs=known.runs[:-6:-1],
+            runs=[(run, badge_of(run, seen)) for run in known.runs[:-6:-1]],
             **activity(request, most=5),
         )
 

@@ -52,6 +52,9 @@ def measured_rate(run: RequeueRun) -> float | None:
     now, since = database_clock.reckoned(database()), run.paced_at or run.started_at
     if since is None or run.state != RunState.RUNNING or run.sent <= run.paced_sent or run.is_silent(now):
         return None
+    if run.wait in ENDLESS_WAITS:
+        # An outage is no time of sending.
+        return None
     if now - since < MEASURED_AFTER:
         return None
     real = (run.sent - run.paced_sent) / (now - since).total_seconds()

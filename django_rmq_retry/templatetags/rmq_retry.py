@@ -27,7 +27,6 @@ register.filter("rmq_clock", markup.time_exact)
 register.filter("rmq_count", markup.count_or_dash)
 register.filter("rmq_minute", markup.time_minute)
 register.filter("rmq_name", markup.name)
-register.filter("rmq_run", markup.run_badge)
 register.filter("rmq_span", markup.time_span)
 register.filter("rmq_visible", markup.visible)
 

@@ -29,6 +29,11 @@ def run_of(**fields: Any) -> RequeueRun:
     return RequeueRun.objects.create(**({"by": "ann", "created_at": timezone.now(), "total": 9, "rate": 20} | fields))
 
 
+def updated(run: RequeueRun, **fields: Any) -> RequeueRun:
+    RequeueRun.objects.filter(pk=run.pk).update(**fields)
+    return run
+
+
 def shown(client: Client, run: RequeueRun, *, part: bool = False) -> str:
     return Page(client.get(f"{RUNS}{run.pk}/change/", {"fragment": "1"} if part else {})).text
 
@@ -97,6 +102,9 @@ def test_a_run_that_another_process_sends_does_not_wait_for_this_hosts_broker(
     now = timezone.now()
     driver = {"driver": "consumer-1", "beat_at": now, "leased_until": now + timedelta(seconds=15)}
     run = run_of(sent=4, started_at=now, **driver)
+    RequeueItem.objects.create(
+        run=run, message=made.message(), place=0, revision=1, state=ItemState.PROCESSED, sent_at=now
+    )
     made.broker_seen(monkeypatch, away="Connection refused")
     shown_so = shown(page, run)
 
@@ -104,6 +112,41 @@ def test_a_run_that_another_process_sends_does_not_wait_for_this_hosts_broker(
     assert "Another process sends this requeue run." in shown_so
     assert ("waits until it is back" in shown_so, "Waiting for the broker" in shown_so) == (False, False)
     assert "Sending" in shown_so
+    assert "● Sending" in Page(page.get(RUNS)).text
+    assert "● Sending" in Page(page.get("/admin/rmq_retry/livestatus/")).text
+
+
+def test_a_lease_of_a_driver_that_sends_nothing_is_no_sign_of_a_broker(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's page said "Another process sends" of a process that had just lost its connection, too."""
+    now = timezone.now()
+    driver = {"driver": "page vm:29259.1", "beat_at": now, "leased_until": now + timedelta(seconds=15)}
+    run = run_of(sent=4, started_at=now, **driver)
+    sent_at = now - timedelta(minutes=1)
+    RequeueItem.objects.create(
+        run=run, message=made.message(), place=0, revision=1, state=ItemState.PROCESSED, sent_at=sent_at
+    )
+    made.consumer(seconds=1)
+    made.broker_seen(monkeypatch, away="Connection refused")
+    shown_so, listed, live = (
+        shown(page, run),
+        Page(page.get(RUNS)).text,
+        Page(page.get("/admin/rmq_retry/livestatus/")).text,
+    )
+
+    assert "requeueing waits until it is back" in shown_so
+    assert [text.count("Waiting for the broker") for text in (listed, live)] == [1, 1]
+    untrue = ("Sending", "Another process sends", "Sent by", "send from this page")
+    assert [words for words in untrue if words in shown_so] == []
+
+
+def test_an_outage_is_no_time_of_sending(page: Client) -> None:
+    since = timezone.now() - timedelta(seconds=1000)
+    run = run_of(total=9000, sent=100, paced_sent=0, paced_at=since, started_at=since, rate=50, beat_at=timezone.now())
+    during = {wait: shown(page, updated(run, wait=wait)) for wait in ("", RunWait.BROKER_AWAY)}
+
+    assert ["measured" in text for text in during.values()] == [True, False]
 
 
 @pytest.mark.parametrize(
