@@ -26,7 +26,12 @@ def clashed(error: BaseException) -> bool:
     code = _code_of(cause)
     if code is not None:
         return code in _CLASHES
-    number = getattr(cause, "sqlite_errorcode", None)
+    return locked(error)
+
+
+def locked(error: BaseException) -> bool:
+    """True if another connection has locked the file of SQLite for longer than its ``timeout``."""
+    number = getattr(error.__cause__, "sqlite_errorcode", None)
     # The lower byte is the primary result code; the rest specifies a variant of it.
     return isinstance(number, int) and number & 0xFF in (_BUSY, _LOCKED)
 

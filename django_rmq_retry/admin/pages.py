@@ -6,6 +6,7 @@ from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec
 
 from django.contrib import admin, messages
+from django.contrib.auth import get_user_model
 from django.core.exceptions import RequestDataTooBig
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, models, router
 from django.forms import Script
@@ -14,6 +15,7 @@ from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
+from django.utils import timezone
 from django.utils.log import log_response
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
@@ -22,9 +24,11 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.app_order import put_in_order
 from django_rmq_retry.conf import settings
-from django_rmq_retry.database_errors import away
+from django_rmq_retry.database_errors import away, locked
 from django_rmq_retry.health.facts import Unmigrated
+from django_rmq_retry.health.time_limit import Unanswered, connect_in_time
 from django_rmq_retry.markup import visible
+from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import approvals, operators
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import NEEDED, PERMISSIONS, Actor, Refused
@@ -33,6 +37,10 @@ FOLDER = "admin/rmq_retry"
 P = ParamSpec("P")
 View = Callable[Concatenate[Any, HttpRequest, P], HttpResponseBase]
 """A method of a page, or a function that takes the page first."""
+ANSWER_SECONDS = 6.0
+"""Seconds for which a page waits for the first answer of its database."""
+AGAIN_SECONDS = 5
+"""Seconds after which a page loads again that had none."""
 MOST_POSTED_BYTES = 10 * 1024 * 1024
 """The size of a form with a list of keys."""
 
@@ -158,18 +166,28 @@ def _storable(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpRespon
 
 
 def _without_a_database(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
-    """Return the view with a page of its own for a database that is away, which knows no user and asks it nothing."""
+    """Return the view with a page of its own for a database that is away, which knows no user and asks it nothing.
+
+    One that hangs is noticed by its first answer, before the user is known. What takes long after that is not limited.
+    """
 
     @wraps(view)
     def call(request: HttpRequest, *args: object, **options: object) -> HttpResponseBase:
         try:
+            for alias in sorted({router.db_for_read(model) for model in (get_user_model(), ParkedMessage)}):
+                connect_in_time(alias, ANSWER_SECONDS)
             response = view(request, *args, **options)
             return response.render() if isinstance(response, TemplateResponse) else response
-        except (OperationalError, InterfaceError) as error:
-            if not away(error):
+        except (OperationalError, InterfaceError, Unanswered) as error:
+            if not (isinstance(error, Unanswered) or away(error) or locked(error)):
                 raise
-            text = render_to_string(f"{FOLDER}/database_away.html", {"request": request})
+            again = request.method != "POST"
+            known = {"request": request, "rmq_environment": settings().operators.environment}
+            text = render_to_string(f"{FOLDER}/database_away.html", {**known, "at": timezone.now(), "again": again})
             missing = HttpResponse(text, status=503)
+            if again:
+                # Works without scripts too. After an act its user decides what is done next.
+                missing["Refresh"] = str(AGAIN_SECONDS)
             phrase, path = missing.reason_phrase, request.path
             log_response("%s: %s", phrase, path, response=missing, request=request, exception=error)
             return missing
