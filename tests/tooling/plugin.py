@@ -39,7 +39,7 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test marked `contract` once for each broker in RMQ_TEST_BROKERS, and `on_both` on the embedded one too.
 
-    The embedded broker emulates no RabbitMQ 3. `on_both(embedded=…)` gives the run on it a mark.
+    The embedded broker emulates no RabbitMQ 3. `on_both(embedded=…)` or `on_both(rabbitmq=…)` gives that run a mark.
     """
     marker, names = metafunc.definition.get_closest_marker, metafunc.fixturenames
     on_both = marker("on_both")
@@ -47,8 +47,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     versions = [name for name in os.environ.get("RMQ_TEST_BROKERS", "").split(",") if name]
     if not (versions and marker("contract") and "broker_version" in names):
         if on_both and both:
-            embedded = pytest.param("embedded", marks=on_both.kwargs.get("embedded", ()))
-            metafunc.parametrize("broker_kind", ["rabbitmq", embedded])
+            kinds = ("rabbitmq", "embedded")
+            metafunc.parametrize(
+                "broker_kind", [pytest.param(kind, marks=on_both.kwargs.get(kind, ())) for kind in kinds]
+            )
         return
     runs = [("rabbitmq", name) for name in versions]
     if both:

@@ -11,7 +11,7 @@ from tests.tooling.clients import amqplib, no_amqplib, no_tools
 from tests.tooling.machine import no_semaphore
 from tests.tooling.services import Unavailable, go_without
 
-pytestmark = [pytest.mark.slow, pytest.mark.on_both, pytest.mark.contract]
+pytestmark = [pytest.mark.slow, pytest.mark.on_both(rabbitmq=pytest.mark.nightly), pytest.mark.contract]
 CLIENTS = Path(__file__).parent / "clients"
 PATIENCE = 90
 HOW = "`make test` installs it; by hand: .venv/bin/pip install --group clients"

@@ -13,7 +13,7 @@ from tests.embedded.served import ServedVhost
 from tests.embedded.wire.raw import closed, framed, header, opened, publish, raw_to
 from tests.tooling.vhosts import Vhost
 
-pytestmark = [pytest.mark.contract, pytest.mark.on_both]
+pytestmark = [pytest.mark.contract, pytest.mark.on_both(rabbitmq=pytest.mark.nightly)]
 
 
 def version(vhost: Vhost) -> tuple[int, ...]:

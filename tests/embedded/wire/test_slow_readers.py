@@ -48,7 +48,7 @@ def all_read(raw: Raw, *, until: str, count: int) -> Counter[str]:
 
 @pytest.mark.parametrize("no_ack", [False, True])
 @pytest.mark.contract
-@pytest.mark.on_both
+@pytest.mark.on_both(rabbitmq=pytest.mark.nightly)
 def test_a_client_with_30_mb_of_unread_deliveries_can_publish(backlog: Vhost, no_ack: bool) -> None:
     with raw_to(backlog) as raw:
         opened(raw, backlog)
@@ -63,7 +63,7 @@ def test_a_client_with_30_mb_of_unread_deliveries_can_publish(backlog: Vhost, no
 
 
 @pytest.mark.contract
-@pytest.mark.on_both
+@pytest.mark.on_both(rabbitmq=pytest.mark.nightly)
 def test_a_client_with_40_mb_of_unread_returns_can_publish(vhost: Vhost) -> None:
     with raw_to(vhost) as raw:
         opened(raw, vhost)
@@ -75,7 +75,7 @@ def test_a_client_with_40_mb_of_unread_returns_can_publish(vhost: Vhost) -> None
 
 
 @pytest.mark.contract
-@pytest.mark.on_both
+@pytest.mark.on_both(rabbitmq=pytest.mark.nightly)
 def test_a_client_that_only_sends_heartbeats_is_not_closed(backlog: Vhost) -> None:
     def silence_has_ended_the_other() -> bool:
         raw.send(HEARTBEAT)
