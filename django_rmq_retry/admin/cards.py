@@ -17,7 +17,7 @@ from django_rmq_retry.models import ApprovalRequest, ErrorGroup, ParkedOrigin, R
 from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
-from django_rmq_retry.parked.groups import Origin, grows, origins_of, parked_lately
+from django_rmq_retry.parked.groups import Origin, grows, has_grown, origins_of, parked_lately
 from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.wording import listed
 
@@ -57,16 +57,18 @@ class Card:
     @property
     def growing(self) -> str:
         newest = self.trend.newest
-        if not grows(newest):
+        if not grows(newest, self.group.last_seen, database_clock.reckoned(database())):
             return ""
         text = ngettext("growing (+%(count)d in 5 min)", "growing (+%(count)d in 5 min)", newest)
         return counted(text, count=newest)
 
     @property
-    def calm(self) -> str:
-        """Return for how long no new message failed, of a group that does not grow."""
-        last = self.group.last_new
-        return "" if self.growing or last is None else growth(0, last, database_clock.reckoned(database()))
+    def lull(self) -> str:
+        """Return for how long none failed of a group that has grown; of others the time of the last failure says it."""
+        newest = self.trend.newest
+        if self.growing or not has_grown(newest):
+            return ""
+        return growth(newest, self.group.last_seen, database_clock.reckoned(database()))
 
     @property
     def failed_again(self) -> bool:

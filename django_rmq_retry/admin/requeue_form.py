@@ -8,6 +8,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from django_rmq_retry import database_clock
 from django_rmq_retry.admin import broker_look, labels
 from django_rmq_retry.admin.cards import names_of
 from django_rmq_retry.admin.choice import (
@@ -27,6 +28,7 @@ from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.markup import counted
 from django_rmq_retry.models import ErrorGroup, ItemReason
+from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.findings import RequeueReport, RequeueTerms, first_sendable, report
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.groups import grows, parked_lately
@@ -127,13 +129,14 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
     alone = named_alone(request, selection, _("Requeue %(name)s"), found.total)
     queues = registry.topology().queues
     others = [finding for finding in found.findings if finding.name != "permanent"]
-    causes = _causes(selection, found)
-    growing = _growing(causes)
+    groups = _groups(selection, found)
+    names = names_of([group for group, _count in groups])
+    growing = _growing(groups)
     return {
         "title": alone or counted(title, count=found.total),
         "selection": selection,
         "chosen": labels.selection_text(selection.facts(), causes=False),
-        "causes": causes,
+        "causes": [(group.pk, names[group.pk], count) for group, count in groups],
         "growing": growing,
         "tests_first": form.options.canary or bool(growing),
         "under_way": under_way(selection.queryset()),
@@ -161,17 +164,18 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
     }
 
 
-def _causes(selection: Selection, found: RequeueReport) -> list[tuple[int, str, int]]:
-    """Return the error groups of a selection, each with its name and the number of its messages; the largest first."""
+def _groups(selection: Selection, found: RequeueReport) -> list[tuple[ErrorGroup, int]]:
+    """Return the error groups of a selection, each with the number of its messages; the largest first."""
     counts = found.groups if selection.group is None else ((selection.group, found.total),)
-    names = names_of(ErrorGroup.objects.filter(pk__in=[group for group, _count in counts]))
-    return [(group, names[group], count) for group, count in counts if group in names]
+    groups = ErrorGroup.objects.in_bulk([group for group, _count in counts])
+    return [(groups[group], count) for group, count in counts if group in groups]
 
 
-def _growing(causes: Sequence[tuple[int, str, int]]) -> int:
+def _growing(groups: Sequence[tuple[ErrorGroup, int]]) -> int:
     """Return the new failures of the last minutes in those of the groups that grow: what is sent may fail too."""
-    newest = parked_lately([group for group, _name, _count in causes], buckets=1).newest
-    return sum(count for count in newest.values() if grows(count))
+    newest = parked_lately([group.pk for group, _count in groups], buckets=1).newest
+    now = database_clock.now(database())
+    return sum(newest[group.pk] for group, _count in groups if grows(newest[group.pk], group.last_seen, now))
 
 
 def _first(selection: Selection, terms: RequeueTerms) -> Selection:

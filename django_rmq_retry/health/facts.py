@@ -80,8 +80,8 @@ class LargestCause:
     groups: tuple[int, ...]
     newest: int
     """New messages of the last minutes, by which a cause grows or not."""
-    last_new: datetime | None = None
-    """The time of its last new message."""
+    last_seen: datetime
+    """The time of its last failure, of a new message or of one that was requeued."""
     others: int
     """The number of further causes."""
 
@@ -298,7 +298,7 @@ def largest_cause(now: datetime) -> LargestCause | None:
         places=dict(places.most_common(MOST_PLACES)),
         groups=numbers,
         newest=lately.aggregate(n=Sum("count"))["n"] or 0,
-        last_new=max((one.last_new for one in chosen if one.last_new), default=None),
+        last_seen=max(one.last_seen for one in chosen),
         others=len(causes) - 1,
     )
 

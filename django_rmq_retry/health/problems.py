@@ -49,7 +49,7 @@ from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, QueueControl, RequeueRun
 from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.runs import RunState, RunWait
-from django_rmq_retry.parked.groups import GROWTH_SPAN, grows
+from django_rmq_retry.parked.groups import GROWTH_SPAN, grows, has_grown
 from django_rmq_retry.topology.declarations import QUARANTINE, QueueDeclaration, Role
 from django_rmq_retry.topology.plan import Item, Plan, PlanState
 from django_rmq_retry.wording import MOST_IN_A_TEXT, listed, number, span
@@ -321,7 +321,7 @@ def _caused(survey: Survey) -> str:
         return ""
     places = ", ".join(f"{queue} {number(count)}" for queue, count in cause.places.items())
     said = _("%(cause)s in %(places)s, %(growth)s")
-    grown = growth(cause.newest, cause.last_new, survey.at)
+    grown = growth(cause.newest, cause.last_seen, survey.at)
     text = f": {said % {'cause': cause.title, 'places': places, 'growth': grown}}"
     if cause.others:
         more = ngettext("%(number)s with another cause", "%(number)s with %(count)d other causes", cause.others)
@@ -352,13 +352,14 @@ def _sent_by(runs: Sequence[RequeueRun]) -> str:
     return f" {text % {'runs': listed(str(run.pk) for run in runs), 'number': unsent}}"
 
 
-def growth(newest: int, last_new: datetime | None, now: datetime) -> str:
+def growth(newest: int, last_seen: datetime, now: datetime) -> str:
     """Say if more messages fail, as far as it is known: that none fails now may also mean that none is attempted."""
-    if grows(newest):
+    if grows(newest, last_seen, now):
         return _("growing")
-    if last_new is None:
-        return _("no new failure")
-    return _("no new failure for %(span)s") % {"span": span(max(now - last_new, timedelta()))}
+    passed = {"span": span(max(now - last_seen, timedelta()))}
+    if has_grown(newest):
+        return _("+%(number)s in 5 min, none for %(span)s") % {"number": number(newest), **passed}
+    return _("no new failure for %(span)s") % passed
 
 
 def _waited(waited: timedelta, most: timedelta) -> dict[str, object]:
@@ -473,9 +474,10 @@ def in_retries(levels: Sequence[Level], survey: Survey) -> Iterator[Problem]:
         yield Problem(code=Code.RETRIES_OVERDUE, subject=one.queue, count=one.count, since=one.oldest, values=values)
 
 
-def in_groups(groups: Mapping[int, ErrorGroup], recent: Mapping[int, int]) -> Iterator[Problem]:
+def in_groups(groups: Mapping[int, ErrorGroup], recent: Mapping[int, int], now: datetime) -> Iterator[Problem]:
     """Yield the error groups that grow, by their new messages of the last minutes."""
-    growing = sorted(((count, group) for group, count in recent.items() if grows(count)), reverse=True)
+    grown = ((count, group) for group, count in recent.items() if grows(count, groups[group].last_seen, now))
+    growing = sorted(grown, reverse=True)
     for count, group in growing[:MOST_IN_A_TEXT]:
         values = {"group": groups[group], "span": span(GROWTH_SPAN)}
         yield Problem(code=Code.GROWS, subject=str(group), count=count, values=values)

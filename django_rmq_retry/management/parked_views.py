@@ -6,6 +6,7 @@ from shlex import quote
 
 from django.core.management.base import CommandError, CommandParser
 
+from django_rmq_retry import database_clock
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.attempts.history import attempts_of, failures_counted, lost_attempts
 from django_rmq_retry.conf import settings
@@ -23,6 +24,7 @@ from django_rmq_retry.models import Action, Attempt, ErrorGroup, OperatorAction,
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked.arrivals import stated_time
 from django_rmq_retry.parked.audit import acts_on, log_action, messages_named
+from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.findings import sends_any
 from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.items import groups_of_runs
@@ -172,7 +174,8 @@ def show_groups(command: RmqCommand, options: Options) -> Exit:
     groups = list((rows if options["all"] else rows.filter(parked__gt=0))[: options["limit"]])
     lately = parked_lately([row.pk for row in groups], buckets=1)
     recent = {group: counts[-1] for group, counts in lately.counts.items()}
-    growing = {group: grows(newest) for group, newest in lately.newest.items()}
+    now = database_clock.now(database())
+    growing = {row.pk: grows(lately.newest[row.pk], row.last_seen, now) for row in groups}
     step = _next_step([row.pk for row in groups if row.parked])
     if options["json"]:
         items = [{**_group_data(row), "growing": growing[row.pk], "recent": recent[row.pk]} for row in groups]

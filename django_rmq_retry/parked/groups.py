@@ -34,6 +34,8 @@ GROWTH, GROWTH_SPAN = 2, timedelta(minutes=5)
 Copies that a requeue sent, and that failed again, are no new ones. They are counted by the minute: the last four, and
 what has passed of the present one.
 """
+STILL_GROWS = timedelta(minutes=1)
+"""The time after its last failure, a new one or one again, for which a group still grows."""
 
 
 def recount(groups: Collection[int] | None = None) -> int:
@@ -200,8 +202,13 @@ def origins_of(groups: Collection[int]) -> dict[int, list[Origin]]:
     return origins
 
 
-def grows(newest: int) -> bool:
+def grows(newest: int, last_seen: datetime, now: datetime) -> bool:
     """Return True if a group grows; ``newest`` is the number of its new messages of ``GROWTH_SPAN``."""
+    return has_grown(newest) and now - last_seen < STILL_GROWS
+
+
+def has_grown(newest: int) -> bool:
+    """Return True if so many new messages are growth, although none may have come in the last minute."""
     return newest >= GROWTH
 
 

@@ -213,8 +213,8 @@ class TestSendingOne:
 
 
 def test_a_preview_of_what_still_fails_sends_one_first(page: Client) -> None:
-    growing, calm = made.group(), made.group()
-    for cause, minutes in ((growing, 1), (calm, 60)):
+    growing, calm = made.group(), made.group(last_seen=timezone.now() - timedelta(minutes=60))
+    for cause, minutes in ((growing, 0.5), (calm, 60)):
         for _ in range(3):
             made.message(cause, parked_at=timezone.now() - timedelta(minutes=minutes))
     shown = {cause: previewed(page, group=cause.pk).content.decode() for cause in (growing, calm)}
@@ -227,7 +227,8 @@ def test_a_preview_of_what_still_fails_sends_one_first(page: Client) -> None:
 
 def test_a_group_grows_while_its_messages_are_parked_and_no_longer(page: Client) -> None:
     now = timezone.now()
-    ages = {"Faster": (1, 2, 3, 15), "Slower": (1, 2, 11, 12, 13), "Once": (1, 12), "Over": (7, 8, 9)}
+    ages = {"Faster": (0.5, 2, 3, 15), "Slower": (0.5, 2, 11, 12, 13), "Once": (0.5, 12), "Over": (7, 8, 9)}
+    ages["Quiet for 2 min"] = (2, 3, 4)
     for title, minutes in ages.items():
         cause = made.group(title=title, last_seen=now - timedelta(minutes=minutes[0]))
         for age in minutes:
@@ -239,6 +240,7 @@ def test_a_group_grows_while_its_messages_are_parked_and_no_longer(page: Client)
         "Slower": "growing (+2 in 5 min)",
         "Once": "",
         "Over": "",
+        "Quiet for 2 min": "",
     }
 
 

@@ -206,10 +206,10 @@ def test_a_requeued_message_without_an_outcome_is_one_click_away(page: Client) -
 def test_the_alarm_names_the_largest_cause_and_not_the_last(page: Client) -> None:
     """T5: thousands of timeouts in two handlers, and one mail that failed last."""
     now = timezone.now()
-    cause = made.group(title="GatewayTimeout", last_seen=now - timedelta(minutes=4))
+    cause = made.group(title="GatewayTimeout", last_seen=now - timedelta(seconds=20))
     for queue, count in (("transfer", 3), ("card", 2)):
         for _ in range(count):
-            made.message(cause, queue=queue, parked_at=now - timedelta(minutes=4))
+            made.message(cause, queue=queue, parked_at=now - timedelta(seconds=20))
     held = made.group(title="Held")
     for _ in range(9):
         made.message(held, state=State.ON_HOLD)
@@ -220,23 +220,36 @@ def test_the_alarm_names_the_largest_cause_and_not_the_last(page: Client) -> Non
     assert "! 6 messages parked: GatewayTimeout in transfer 3, card 2, growing; 1 with another cause, the" in text
 
 
-def test_copies_of_a_requeue_that_fail_again_are_no_new_failures(page: Client) -> None:
+def test_copies_of_a_requeue_that_fail_again_are_no_growth_but_failures(page: Client) -> None:
     now = timezone.now()
-    cause = made.group(title="BankDown", last_new=now - timedelta(minutes=7))
+    cause = made.group(title="BankDown", last_new=now - timedelta(minutes=7), last_seen=now - timedelta(minutes=4))
     for _ in range(3):
-        made.message(cause, cycle=2, copies=2, parked_at=now - timedelta(seconds=30))
+        made.message(cause, cycle=2, copies=2, parked_at=now - timedelta(minutes=4))
     [card] = [card for card, *_rest in page.get(f"{ADMIN}errorgroup/").context["cards"]]
 
-    assert (card.growing, card.calm) == ("", "no new failure for 7 min")
-    assert "BankDown in payments.main 3, no new failure for 7 min, the oldest" in shown(page, "livestatus/")
+    assert (card.growing, card.lull, card.failed_again) == ("", "", True)
+    assert "BankDown in payments.main 3, no new failure for 4 min, the oldest" in shown(page, "livestatus/")
+
+
+def test_a_cause_grows_no_longer_once_nothing_fails(page: Client) -> None:
+    """It was "growing" for five minutes after its last failure."""
+    cause, now = made.group(title="BankDown", last_seen=timezone.now() - timedelta(minutes=2)), timezone.now()
+    for _ in range(3):
+        made.message(cause, parked_at=now - timedelta(minutes=2))
+    [card] = [card for card, *_rest in page.get(f"{ADMIN}errorgroup/").context["cards"]]
+    preview = page.get(f"{ADMIN}requeuerun/preview/", {"group": cause.pk}, follow=True)
+
+    assert (card.growing, card.lull) == ("", "+3 in 5 min, none for 2 min")
+    assert "BankDown in payments.main 3, +3 in 5 min, none for 2 min, the oldest" in shown(page, "livestatus/")
+    assert "Still failing" not in Page(preview).text
 
 
 def test_new_failures_that_were_requeued_meanwhile_still_count(page: Client) -> None:
     """Otherwise a cause would look calm because somebody has sent its messages."""
     cause, now = made.group(title="BankDown"), timezone.now()
-    made.message(cause, parked_at=now - timedelta(minutes=1))
+    made.message(cause, parked_at=now - timedelta(seconds=20))
     for _ in range(2):
-        made.message(cause, state=State.REQUEUED, parked_at=now - timedelta(minutes=1))
+        made.message(cause, state=State.REQUEUED, parked_at=now - timedelta(seconds=20))
 
     assert "BankDown in payments.main 1, growing" in shown(page, "livestatus/")
 

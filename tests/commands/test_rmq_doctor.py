@@ -134,7 +134,7 @@ def test_the_page_of_the_doctor_shows_what_it_prints(amqp: BlockingChannel, vhos
     amqp.queue_declare("payments.charge.retry.10s", durable=True, arguments=arguments)
     put(amqp, "payments.charge")
     parked_at = ago(minutes=5, seconds=20)
-    record(parked_at=parked_at, group=group("f", last_seen=ago(hours=1), last_new=parked_at))
+    record(parked_at=parked_at, group=group("f", last_seen=parked_at))
     [shown] = [block.text for block in blocks(page("doctor.md")) if block.kind == "console"]
 
     assert steady(run("rmq_doctor", out=Terminal()).out) == shown.partition("\n")[2]
@@ -637,7 +637,7 @@ class TestParked:
         record(group=grown, parked_at=ago(minutes=2))
         record(group=grown, parked_at=ago(minutes=40))
         [(_, parked, _)] = found(examined(), "warning")
-        record(group=grown, parked_at=ago(minutes=1))
+        record(group=grown, parked_at=ago(seconds=20))
         [(_, _, _), (_, problem, fix)] = found(examined(), "warning")
 
         assert parked.startswith("2 messages parked: BankDown")

@@ -90,7 +90,7 @@ class TestLooking:
 
     def test_a_group_grows_if_two_messages_were_parked_in_the_last_minutes(self) -> None:
         calm, growing = group("calm"), group("growing", title="CardStolen")
-        for minutes, cause in ((11, calm), (8, calm), (3, growing), (2, growing), (11, growing)):
+        for minutes, cause in ((11, calm), (8, calm), (3, growing), (0.5, growing), (11, growing)):
             record(group=cause, parked_at=timezone.now() - timedelta(minutes=minutes))
         told, terminal = parked("groups", "--json"), parked("groups", out=Terminal())
 

@@ -1,6 +1,7 @@
 """The rules of health as one table: these facts are these problems, and no others."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -166,6 +167,7 @@ GATEWAY = LargestCause(
     places={"transfer": 2000, "card": 2000},
     groups=(1, 2),
     newest=9,
+    last_seen=ago(seconds=50),
     others=11,
 )
 
@@ -187,6 +189,10 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
         [
             "PARKED_MANY 4,712 messages parked: GatewayTimeout in transfer 2,000, card 2,000, growing; 712 with 11",
         ],
+    ),
+    (
+        {"parked": ParkedCounts(count=4712, oldest=ago(hours=3)), "cause": replace(GATEWAY, last_seen=ago(minutes=2))},
+        ["PARKED_MANY 4,712 messages parked: GatewayTimeout in transfer 2,000, card 2,000, +9 in 5 min, none for 2"],
     ),
     ({"parked": ParkedCounts(count=99, oldest=ago(hours=3))}, ["PARKED 99 messages parked, the oldest 3 h ago."]),
     ({"parked": ParkedCounts(count=100, oldest=NOW)}, ["PARKED_MANY 100 messages parked, the oldest 0 s ago."]),
@@ -346,8 +352,10 @@ def test_a_retry_is_overdue_if_its_queue_may_hold_it(
 
 
 def test_the_fastest_growing_groups_are_named_and_the_others_counted() -> None:
-    groups = {number: ErrorGroup(pk=number, title="BankDown") for number in range(1, 7)}
-    found = list(in_groups(groups, {1: 6, 2: 5, 3: 4, 4: 3, 5: 2, 6: 1}))
+    groups = {number: ErrorGroup(pk=number, title="BankDown", last_seen=NOW) for number in range(1, 7)}
+    # It has the most new messages, but the last one failed two minutes ago.
+    groups[7] = ErrorGroup(pk=7, title="BankDown", last_seen=ago(minutes=2))
+    found = list(in_groups(groups, {1: 6, 2: 5, 3: 4, 4: 3, 5: 2, 6: 1, 7: 4000}, NOW))
 
     assert [problem.subject for problem in found[:3]] == ["1", "2", "3"]
     assert found[0].text == "Error group 1 grows: 6 messages in the last 5 min (BankDown)."
