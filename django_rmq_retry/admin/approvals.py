@@ -17,9 +17,8 @@ from django_rmq_retry.admin import broker_look, labels
 from django_rmq_retry.admin.choice import LeftOut, left_out, sample, taken_keys, with_seen_examples
 from django_rmq_retry.admin.contents import TEXT_LIMIT
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
-from django_rmq_retry.admin.queues import StoppedBadge
+from django_rmq_retry.admin.queues import StoppedQueues
 from django_rmq_retry.admin.requeue_form import targets_of
-from django_rmq_retry.breakers import table
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.models import ApprovalRequest, GatedAct, RequestState
@@ -249,7 +248,7 @@ def _edit_many(request: HttpRequest, _known: ApprovalRequest, wish: Wish) -> Con
 
 def _close_breaker(_request: HttpRequest, _known: ApprovalRequest, wish: Wish) -> Context:
     queue = wish.terms["queue"]
-    stopped = StoppedBadge.of(table.states([queue])[queue], table.now())
+    stopped = StoppedQueues.among([queue]).badges.get(queue)
     return {"part_of_act": "breaker", "queue": queue, "stopped": stopped}
 
 

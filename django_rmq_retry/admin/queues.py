@@ -21,6 +21,7 @@ from django_rmq_retry.breakers.halts import halted
 from django_rmq_retry.breakers.queue_state import FLOWING, OPEN, PAUSED, PROBING, QueueState
 from django_rmq_retry.health.condition import STOPPED_BY, Condition, waiting_by_home
 from django_rmq_retry.health.problems import Judged, Limits, Queues, excused, in_halts
+from django_rmq_retry.health.processes import queues_read_now
 from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked import controls
@@ -46,6 +47,11 @@ def badge(condition: Condition, text: Any = None) -> tuple[str, str, Any]:
     return KINDS[condition.severity], condition.sign, condition.word if text is None else text
 
 
+def read_if_open(states: Iterable[QueueState]) -> frozenset[str] | None:
+    """Return the queues that living consumers read, by one query; without an open breaker nobody has to know."""
+    return queues_read_now() if any(one.circuit.opened for one in states) else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppedBadge:
     """How an operator or a breaker has stopped a queue, as a page shows it."""
@@ -56,12 +62,13 @@ class StoppedBadge:
     explanation: str
 
     @classmethod
-    def of(cls, one: QueueState, now: float) -> "StoppedBadge | None":
-        """Return the badge of a queue; None while nothing has stopped it."""
+    def of(cls, one: QueueState, now: float, read: frozenset[str] | None) -> "StoppedBadge | None":
+        """Return the badge of a queue; None while nothing has stopped it. ``read`` has the queues with consumers."""
         if (state := one.state(now)) == FLOWING:
             return None
         sign, label = STOPPED_BY[state]
-        return cls(kind=KINDS_OF_STOPPED[state], sign=sign, label=label, explanation=one.explanation(now))
+        why = one.explanation(now, read=read is None or one.queue in read)
+        return cls(kind=KINDS_OF_STOPPED[state], sign=sign, label=label, explanation=why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +82,12 @@ class StoppedQueues:
     def among(cls, queues: Iterable[str]) -> "StoppedQueues":
         """Read which of these queues are stopped, by one query."""
         now = table.now()
-        return cls.of_states(table.stopped(queues, now), now)
+        states = table.stopped(queues, now)
+        return cls.of_states(states, now, read_if_open(states))
 
     @classmethod
-    def of_states(cls, states: Sequence[QueueState], now: float) -> "StoppedQueues":
-        badges = {one.queue: shown for one in states if (shown := StoppedBadge.of(one, now))}
+    def of_states(cls, states: Sequence[QueueState], now: float, read: frozenset[str] | None) -> "StoppedQueues":
+        badges = {one.queue: shown for one in states if (shown := StoppedBadge.of(one, now, read))}
         for one in states:
             if one.state(now) == PAUSED:
                 by = _("paused by %(name)s") % {"name": one.by or "?"}
@@ -135,6 +143,7 @@ class QueueControlAdmin(Pages):
         waiting = waiting_by_home(seen.levels)
         at = datetime.fromtimestamp(now, UTC)
         halts = {one.subject: one for one in in_halts(halted(at), at, Limits())}
+        read = read_if_open(states)
         shown = [one for one in states if asked.casefold() in one.queue.casefold()]
         return self.page(
             request,
@@ -145,7 +154,7 @@ class QueueControlAdmin(Pages):
             rows=[
                 QueueRow.of(
                     one.queue,
-                    StoppedBadge.of(one, now),
+                    StoppedBadge.of(one, now, read),
                     judged.get(one.queue),
                     waiting=waiting[one.queue],
                     halt=halts.get(one.queue),

@@ -26,6 +26,7 @@ from django_rmq_retry.health.condition import waiting_by_home
 from django_rmq_retry.health.facts import MOST_SURVEYED_MESSAGES, Survey, Unmigrated, parked_in, survey
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import blind
+from django_rmq_retry.health.processes import queues_read
 from django_rmq_retry.health.rules import ActingPage, Problem, Severity
 from django_rmq_retry.markup import visible
 from django_rmq_retry.models import Attempt, LiveStatus
@@ -124,7 +125,8 @@ class LiveStatusAdmin(Pages):
         seen = broker_look.look()
         shown = seen.last or seen
         health = Health(survey=known, gauged=seen.gauged, away=seen.away)
-        stopped = StoppedQueues.of_states([state_of(one) for one in known.stopped], known.at.timestamp())
+        states, read = [state_of(one) for one in known.stopped], queues_read(known.processes, known.at)
+        stopped = StoppedQueues.of_states(states, known.at.timestamp(), read)
         homes = handler_rows.homes(replace(health, gauged=shown.gauged).judged)
         recorded = parked_in(homes) if known.parked.count and homes else {}
         current = not (seen.unreachable or seen.late)

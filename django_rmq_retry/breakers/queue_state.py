@@ -49,12 +49,25 @@ class QueueState:
         """Return the seconds since the next probe was due; near 0 while a consumer reads an open breaker's queue."""
         return now - max(self.circuit.probe_at, self.circuit.probe_until if self.circuit.prober else 0.0)
 
-    def explanation(self, now: float) -> str:
-        """Return a sentence for users with the reason that the queue is stopped; empty if it is not."""
+    def explanation(self, now: float, *, read: bool = True) -> str:
+        """Return sentences for users with the reason that the queue is stopped; empty if it is not.
+
+        Without ``read`` no living consumer reads the queue, so nobody probes its breaker.
+        """
         state = self.state(now)
         if state == PAUSED:
             return self._why_paused()
-        return "" if state == FLOWING else self._why_open(probing=state == PROBING)
+        return "" if state == FLOWING else f"{self._why_open()} {self.next_probe(now, read=read)}"
+
+    def next_probe(self, now: float, *, read: bool = True) -> str:
+        """Return a sentence on the probe of an open breaker: when it is, or that nobody makes one."""
+        if not read:
+            return _("Nobody probes it: no consumer of this queue is alive.")
+        if self.state(now) == PROBING:
+            return _("A probe is in flight now.")
+        at = self.circuit.probe_at
+        text = _("Next probe at %(time)s.") if now <= at else _("The next probe has been due since %(time)s.")
+        return text % {"time": clock(at)}
 
     def _why_paused(self) -> str:
         text = _("Paused by %(name)s since %(time)s.") % {"name": self.by or "?", "time": clock(self.since)}
@@ -66,16 +79,14 @@ class QueueState:
             text += " " + _("Its breaker is open as well.")
         return text
 
-    def _why_open(self, *, probing: bool) -> str:
+    def _why_open(self) -> str:
         circuit = self.circuit
         facts = {"handler": circuit.handler, "cause": circuit.cause.rstrip("."), "time": clock(circuit.since)}
         text = _("The breaker of %(handler)s is open since %(time)s: %(cause)s.") % facts
         if circuit.failed:
             failed = ngettext("%(count)d probe has failed.", "%(count)d probes have failed.", circuit.failed)
             text += " " + failed % {"count": circuit.failed}
-        if probing:
-            return text + " " + _("A probe is in flight now.")
-        return text + " " + _("Next probe at %(time)s.") % {"time": clock(circuit.probe_at)}
+        return text
 
 
 def clock(epoch: float) -> str:

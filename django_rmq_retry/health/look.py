@@ -71,7 +71,8 @@ class Health:
         """What the database shows, whatever the broker answers."""
         if self.trouble:
             return (unusable(router.db_for_read(QueueControl), self.trouble),)
-        return tuple(in_survey(self.survey, self.limits)) if self.survey else ()
+        ready = {level.queue: level.ready for level in self.gauged.levels if level.ready}
+        return tuple(in_survey(self.survey, self.limits, ready)) if self.survey else ()
 
     @cached_property
     def problems(self) -> tuple[Problem, ...]:

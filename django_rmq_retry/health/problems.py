@@ -16,6 +16,7 @@ from django_rmq_retry.amqp.declarer import MOVING
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.breakers.queue_state import PAUSED, QueueState
+from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.handlers import registry
@@ -29,6 +30,7 @@ from django_rmq_retry.health.facts import (
     SilentCopies,
     Survey,
 )
+from django_rmq_retry.health.processes import queues_read, unreplaced
 from django_rmq_retry.health.rules import (
     CLOCKS_APART_AFTER,
     HALTED_TOO_LONG,
@@ -231,15 +233,16 @@ def _drifted(item: Item) -> Problem:
     return Problem(code=codes[item.state], subject=f"{item.kind} {item.name}", values=values)
 
 
-def in_survey(survey: Survey, limits: Limits) -> Iterator[Problem]:
-    """Yield what the survey of the database shows."""
-    now = survey.at
+def in_survey(survey: Survey, limits: Limits, ready: Mapping[str, int] = MappingProxyType({})) -> Iterator[Problem]:
+    """Yield what the survey of the database shows; ``ready`` has what waits in each queue, as far as it is known."""
+    now, read = survey.at, queues_read(survey.processes, survey.at)
     yield from _in_clocks(survey)
     yield from in_outbox(survey.outbox, now, limits) if survey.outbox_answers else [Problem(code=Code.OUTBOX_AWAY)]
     yield from _in_parked(survey, limits)
     yield from _in_silent(survey.silent, now)
     for control in survey.stopped:
-        yield _stopped(control, now)
+        is_read = read is None or control.queue in read
+        yield _stopped(control, now, ready=ready.get(control.queue, 0), read=is_read)
     yield from in_halts(survey.halted, now, limits)
     yield from in_blocked(survey.blocked)
     yield from _in_approvals(survey.approvals, now)
@@ -367,11 +370,18 @@ def _waited(waited: timedelta, most: timedelta) -> dict[str, object]:
     return {"span": span(waited), "most": span(most), **seconds}
 
 
-def _stopped(control: QueueControl, now: datetime) -> Problem:
+def _stopped(control: QueueControl, now: datetime, *, ready: int, read: bool) -> Problem:
     if control.opened:
         lasted = now - control.opened_at if control.opened_at else timedelta()
         because, cause = (f": {text}" if text else "" for text in (control.cause, control.cause.removesuffix(".")))
-        values = {"span": span(lasted), "because": because, "cause": cause}
+        waits = ngettext("%(number)s message waits.", "%(number)s messages wait.", ready) % {"number": number(ready)}
+        values = {
+            "span": span(lasted),
+            "because": because,
+            "cause": cause,
+            "waiting": f" {waits}" if ready else "",
+            "probe": state_of(control).next_probe(now.timestamp(), read=read),
+        }
         return Problem(code=Code.BREAKER_OPEN, subject=control.queue, since=control.opened_at, values=values)
     by = " " + _("by %(name)s") % {"name": control.by} if control.by else ""
     reason = f": {control.reason.removesuffix('.')}" if control.reason else ""
@@ -419,7 +429,7 @@ def in_blocked(blocked: BlockedCounts) -> Iterator[Problem]:
 def in_processes(rows: Iterable[ConsumerProcess], now: datetime) -> Iterator[Problem]:
     """Yield what heartbeats show: vanished and disconnected processes, and different versions."""
     known = sorted(rows, key=lambda row: (row.host, row.pid))
-    gone = [row for row in known if row.vanished(now)]
+    gone = sorted(unreplaced(known, now), key=lambda row: (row.host, row.pid))
     living = [row for row in known if row.living(now)]
     if gone:
         ago = _("%(span)s ago")

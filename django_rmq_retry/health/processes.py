@@ -1,6 +1,6 @@
-"""The consuming processes as their heartbeats report them: running, stopping, without a broker, or vanished."""
+"""The consuming processes as their heartbeats report them: running, stopping, without a broker, silent or vanished."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -10,6 +10,7 @@ from django.db import router
 from django.db.models import Q
 
 from django_rmq_retry import database_clock
+from django_rmq_retry.conf import settings
 from django_rmq_retry.models import ConsumerProcess
 
 KEPT_EMPTY, KEPT = timedelta(minutes=10), timedelta(days=1)
@@ -24,7 +25,11 @@ class ProcessState(StrEnum):
     RUNNING = "running"
     STOPPING = "stopping"
     NO_BROKER = "no broker"
+    SILENT = "silent"
+    """Its last heartbeats are missing."""
     VANISHED = "vanished"
+    REPLACED = "replaced"
+    """Vanished, and a process that was started later reads its queues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +44,11 @@ class InFlight:
     since: datetime | None
     length: timedelta
     """The time from the start of the attempt to the last heartbeat."""
+    seconds: int | None
+    """Seconds from the start of the attempt until now: it was still running at the last heartbeat."""
     timeout: float | None
     auto_ack: bool
     """True if the broker dropped the message as it sent it, so it is not delivered again."""
-
-    @property
-    def seconds(self) -> int:
-        return int(self.length.total_seconds())
 
     @property
     def late(self) -> bool:
@@ -53,7 +56,7 @@ class InFlight:
         return self.timeout is not None and self.length.total_seconds() > self.timeout
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any], beat: datetime) -> "InFlight":
+    def of(cls, entry: Mapping[str, Any], beat: datetime, now: datetime) -> "InFlight":
         since = _time(entry.get("since"))
         texts = {name: str(entry.get(name) or "") for name in ("queue", "handler", "key", "message_id")}
         return cls(
@@ -61,6 +64,7 @@ class InFlight:
             attempt=int(entry.get("attempt") or 1),
             since=since,
             length=timedelta(seconds=max(beat.timestamp() - since.timestamp(), 0.0) if since else 0.0),
+            seconds=int(max((now - since).total_seconds(), 0.0)) if since else None,
             timeout=float(timeout) if isinstance(timeout := entry.get("timeout"), int | float) else None,
             auto_ack=entry.get("auto_ack") is True,
         )
@@ -71,10 +75,17 @@ class Process:
     row: ConsumerProcess
     state: ProcessState
     in_flight: tuple[InFlight, ...]
+    unheard: timedelta
+    """The time since its last heartbeat."""
 
     @property
     def vanished(self) -> bool:
-        return self.state is ProcessState.VANISHED
+        return self.state in (ProcessState.VANISHED, ProcessState.REPLACED)
+
+    @property
+    def heard(self) -> bool:
+        """True if its heartbeats come: of others it is only known what they did at the last one."""
+        return not self.vanished and self.state is not ProcessState.SILENT
 
     @property
     def late(self) -> bool:
@@ -82,22 +93,57 @@ class Process:
         return any(one.late for one in self.in_flight)
 
     @classmethod
-    def of(cls, row: ConsumerProcess, now: datetime) -> "Process":
+    def of(cls, row: ConsumerProcess, now: datetime, *, replaced: bool) -> "Process":
         state = ProcessState.RUNNING if row.connected else ProcessState.NO_BROKER
         if row.vanished(now):
-            state = ProcessState.VANISHED
+            state = ProcessState.REPLACED if replaced else ProcessState.VANISHED
+        elif row.silent(now):
+            state = ProcessState.SILENT
         elif row.stopping:
             state = ProcessState.STOPPING
-        in_flight = tuple(InFlight.of(entry, row.beat_at) for entry in row.in_flight)
-        return cls(row=row, state=state, in_flight=in_flight)
+        in_flight = tuple(InFlight.of(entry, row.beat_at, now) for entry in row.in_flight)
+        return cls(row=row, state=state, in_flight=in_flight, unheard=max(now - row.beat_at, timedelta()))
 
 
 def processes(*, most: int = MOST_LISTED_PROCESSES) -> list[Process]:
-    """Return the processes, by one query: the vanished ones first, then those with a handler beyond its timeout."""
+    """Return the processes, by one query: the vanished ones first, then those with a handler beyond its timeout.
+
+    Vanished ones that were replaced come last.
+    """
     alias = router.db_for_read(ConsumerProcess)
-    rows = ConsumerProcess.objects.using(alias).order_by("-beat_at")[:most]
+    rows = list(ConsumerProcess.objects.using(alias).order_by("-beat_at")[:most])
     now = database_clock.now(alias)
-    return sorted([Process.of(row, now) for row in rows], key=_place)
+    left = unreplaced(rows, now)
+    return sorted([Process.of(row, now, replaced=row not in left) for row in rows], key=_place)
+
+
+def unreplaced(rows: Iterable[ConsumerProcess], now: datetime) -> list[ConsumerProcess]:
+    """Return the vanished processes, without one for each process that was started later and reads the same queues."""
+    known = list(rows)
+    free = sorted((row for row in known if row.living(now)), key=lambda row: row.started_at)
+    left = []
+    for gone in sorted((row for row in known if row.vanished(now)), key=lambda row: row.beat_at):
+        later = (one for one in free if one.started_at > gone.beat_at and set(one.queues) >= set(gone.queues))
+        heir = next(later, None)
+        if heir is None:
+            left.append(gone)
+        else:
+            free.remove(heir)
+    return left
+
+
+def queues_read(rows: Iterable[ConsumerProcess], now: datetime) -> frozenset[str] | None:
+    """Return the queues that living processes read; None if nobody knows, because no heartbeats are recorded."""
+    if not settings().records:
+        return None
+    return frozenset(queue for row in rows if row.living(now) for queue in row.queues)
+
+
+def queues_read_now() -> frozenset[str] | None:
+    """Return the same by one query."""
+    alias = router.db_for_read(ConsumerProcess)
+    now = database_clock.reckoned(alias)
+    return queues_read(ConsumerProcess.objects.using(alias).living(now).defer("in_flight"), now)
 
 
 def any_alive() -> bool:
@@ -108,7 +154,8 @@ def any_alive() -> bool:
 
 def _place(one: Process) -> tuple[object, ...]:
     troubled = bool(one.in_flight) if one.vanished else one.late
-    return not one.vanished, not troubled, one.row.host, one.row.number, one.row.pid
+    first, last = one.state is ProcessState.VANISHED, one.state is ProcessState.REPLACED
+    return last, not first, not troubled, one.row.host, one.row.number, one.row.pid
 
 
 def delete_vanished() -> bool:

@@ -301,7 +301,7 @@ class Code(Enum):
     BREAKER_OPEN = _error(Area.PARKED)(
         row="its breaker is open%(because)s",
         text=_("The breaker of queue %(subject)r has been open for %(span)s%(cause)s."),
-        why=_("A service that the handler needs is down, so the queue is paused; single probes continue."),
+        why=_("A service that the handler needs is down, so the queue is paused.%(waiting)s %(probe)s"),
         fix="Restore the service; the queue resumes by itself, or at once with manage.py rmq_queue resume %(quoted)s",
         page=ActingPage.QUEUES,
         runbook="a-queue-is-paused-or-its-breaker-is-open",

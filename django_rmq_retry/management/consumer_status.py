@@ -5,6 +5,7 @@ from typing import Any
 
 from django_rmq_retry.health.processes import InFlight, Process, ProcessState
 from django_rmq_retry.management.terminal import clock, utc
+from django_rmq_retry.wording import span
 
 _PROCESSES = ("PROCESS", "STATE", "VERSION", "PROJECT", "QUEUES", "BUSY", "WAITING", "STARTED", "HEARTBEAT")
 _IN_FLIGHT = ("PROCESS", "HANDLER", "KEY", "MESSAGE", "ATTEMPT", "SINCE", "STATE")
@@ -12,7 +13,9 @@ _SIGNS = {
     ProcessState.RUNNING: ("running", ""),
     ProcessState.STOPPING: ("stopping", "NOTICE"),
     ProcessState.NO_BROKER: ("! no broker", "WARNING"),
+    ProcessState.SILENT: ("! no heartbeat for", "WARNING"),
     ProcessState.VANISHED: ("✕ vanished", "ERROR"),
+    ProcessState.REPLACED: ("↻ replaced", ""),
 }
 Table = tuple[list[Sequence[object]], list[str]]
 """Rows with the head, and the style of each."""
@@ -25,15 +28,19 @@ def process_rows(found: Sequence[Process], *, terminal: bool) -> Table:
         times = (clock(at, terminal=terminal) for at in (row.started_at, row.beat_at))
         queues, busy = ",".join(row.queues) or "-", f"{len(one.in_flight)}/{row.threads}"
         facts = (row.version or "-", row.deploy or "-", queues, busy, row.waiting)
-        rows.append((_name(one), _SIGNS[one.state][0], *facts, *times))
+        rows.append((_name(one), _state(one), *facts, *times))
     return rows, ["", *(_SIGNS[one.state][1] for one in found)]
 
 
 def in_flight_rows(found: Sequence[Process], *, terminal: bool) -> Table:
-    """Return one row for each message in flight, those of vanished processes and the late ones first."""
+    """Return one row for each message in flight, those of vanished processes and the late ones first.
+
+    Those of processes that were replaced are left out: others have handled them, or have them in flight.
+    """
     rows: list[Sequence[object]] = [_IN_FLIGHT]
     styles = [""]
-    pairs = [(one, message) for one in found for message in one.in_flight]
+    known = [one for one in found if one.state is not ProcessState.REPLACED]
+    pairs = [(one, message) for one in known for message in one.in_flight]
     for one, message in sorted(pairs, key=lambda pair: not (pair[0].vanished or pair[1].late)):
         names = (message.handler or message.queue or "-", message.key or "-", message.message_id or "-")
         state = _outcome(one, message)
@@ -65,6 +72,11 @@ def _message(message: InFlight) -> dict[str, Any]:
     }
 
 
+def _state(one: Process) -> str:
+    text = _SIGNS[one.state][0]
+    return f"{text} {span(one.unheard)}" if one.state is ProcessState.SILENT else text
+
+
 def _name(one: Process) -> str:
     return f"{one.row} #{one.row.number}" if one.row.number else str(one.row)
 
@@ -72,4 +84,6 @@ def _name(one: Process) -> str:
 def _outcome(one: Process, message: InFlight) -> str:
     if one.vanished:
         return '✕ lost: ack="auto"' if message.auto_ack else "✕ delivered again"
+    if not one.heard:
+        return "! at the last heartbeat"
     return f"✕ beyond its deadline of {message.timeout:g} s" if message.timeout and message.late else "running"

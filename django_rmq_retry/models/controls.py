@@ -6,6 +6,8 @@ from datetime import datetime, timedelta
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+SILENT_AFTER = timedelta(seconds=12)
+"""The time without a heartbeat, of which two were due, after which nobody says of a process that it runs."""
 VANISHED_AFTER = timedelta(seconds=30)
 """The time without a heartbeat after which a process counts as vanished."""
 
@@ -146,6 +148,10 @@ class ConsumerProcess(models.Model):
 
     def __str__(self) -> str:
         return f"{self.host}:{self.pid}"
+
+    def silent(self, now: datetime) -> bool:
+        """Return True if heartbeats are missing, even if it is too early to say that they have ended."""
+        return now - self.beat_at > SILENT_AFTER
 
     def vanished(self, now: datetime) -> bool:
         """Return True if its heartbeats have ended without a good end."""

@@ -1,17 +1,20 @@
 """The page of consumers: who runs, with which messages in flight, and who has vanished with some."""
 
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
 
-from django_rmq_retry.models import ConsumerProcess
+from django_rmq_retry.models import ConsumerProcess, State
 from tests.admin import made
 from tests.admin.looking import Page
+from tests.commands.running import run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 CONSUMERS = "/admin/rmq_retry/consumerprocess/"
+NOW = "/admin/rmq_retry/livestatus/"
 GONE = "This process has ended, or it does not reach the database."
 AGAIN = "These messages were in flight. If the process has ended, the broker delivers them again."
 
@@ -43,7 +46,8 @@ def test_queues_beyond_three_are_folded(page: Client) -> None:
         ({"stopping": True}, "… stopping"),
         ({"connected": False}, "! no broker"),
         ({"connected": False, "stopping": True}, "… stopping"),
-        ({"seconds": 20.0}, "✓ running"),
+        ({"seconds": 8.0}, "✓ running"),
+        ({"seconds": 20.0, "stopping": True}, "! no heartbeat for 20 s"),
         ({"seconds": 31.0}, "✕ vanished"),
         ({"seconds": 31.0, "stopping": True}, "✕ vanished"),
     ],
@@ -64,15 +68,54 @@ def test_a_handler_beyond_its_deadline_stands_out_and_its_process_is_listed_firs
     assert re.search(r"In flight for 3\d s ! beyond its deadline of 30 s", text)
 
 
-def test_a_vanished_process_is_listed_first_with_its_messages(page: Client) -> None:
+def test_a_vanished_process_is_listed_with_its_messages(page: Client) -> None:
     made.consumer(host="a", in_flight=[made.in_flight(seconds=99, timeout=30.0)])
     made.consumer(host="z", seconds=60, in_flight=[made.in_flight(seconds=80, key="PAY-9")])
     text = shown(page)
 
-    assert text.index("z:4711 ✕ vanished") < text.index("a:4711 ✓ running")
-    assert f"{GONE} {AGAIN} 1 message in flight" in text
-    # Until its last heartbeat: what came later is not known.
-    assert re.search(r"PAY-9 Attempt 1 In flight for 2\d s", text)
+    assert text.index("a:4711 ✓ running") < text.index("z:4711 ✕ vanished")
+    assert f"{GONE} {AGAIN} 1 message was in flight at the last heartbeat" in text
+    # What it has done since its last heartbeat is not known.
+    assert re.search(r"PAY-9 Attempt 1 Started 1 min ago", text)
+
+
+def test_a_process_whose_heartbeats_stop_is_not_called_running(page: Client) -> None:
+    """A heartbeat comes every five seconds: beside "17 s ago" stood "✓ running" and "in flight for 0 s"."""
+    made.consumer(seconds=17, in_flight=[made.in_flight(seconds=17)])
+    text, told = shown(page), run("rmq_status", "--consumers")
+
+    assert re.search(r"worker-3:4711 ! no heartbeat for 1[7-9] s Version", text)
+    assert "1 message was in flight at the last heartbeat" in text
+    assert re.search(r"PAY-1 Attempt 1 Started 1[7-9] s ago", text)
+    assert "In flight for" not in text
+    assert [told.lines[1][1][:18], told.lines[-1][-1]] == ["! no heartbeat for", "! at the last heartbeat"]
+    assert run("rmq_status", "--consumers", "--json").data["items"][0]["state"] == "silent"
+
+
+def test_of_a_dead_process_each_message_that_was_parked_has_its_state(page: Client) -> None:
+    """22 minutes later its messages were still in flight, and others had handled them."""
+    one = made.message(message_id="9f3c-7", queue="payments.main", state=State.PROCESSED)
+    made.consumer(seconds=60, in_flight=[made.in_flight(), made.in_flight(message_id="9f3c-8", key="PAY-2")])
+    answer = page.get(CONSUMERS)
+
+    assert re.search(r"PAY-1 Attempt 1 Started \d+ \w+ ago Since then ✓ Processed", Page(answer).text)
+    assert re.search(r"PAY-2 Attempt 1 Started \d+ \w+ ago Since then \N{EN DASH}", Page(answer).text)
+    assert f'href="/admin/rmq_retry/parkedmessage/{one.pk}/change/"' in answer.content.decode()
+
+
+def test_a_dead_process_that_was_replaced_is_one_grey_line_and_no_finding(page: Client) -> None:
+    """The warning stood for a day, because messages had been in flight."""
+    gone = made.consumer(host="z", seconds=600, in_flight=[made.in_flight(key="PAY-9")])
+    alone, before = page.get(NOW), run("rmq_status", "--consumers")
+    made.consumer(host="a", started_at=gone.beat_at + timedelta(seconds=9))
+    text, told = shown(page), run("rmq_status", "--consumers")
+
+    assert "1 consumer without a heartbeat for 30 s: z:4711 (10 min ago)." in Page(alone).text
+    assert "without a heartbeat" not in Page(page.get(NOW)).text
+    assert "z:4711 ↻ replaced Version" in text
+    assert GONE not in text
+    assert "PAY-9" in text
+    assert (before.lines[1][1], [line[1] for line in told.lines[1:3]]) == ("✕ vanished", ["running", "↻ replaced"])
 
 
 def test_of_two_vanished_processes_the_one_with_messages_is_listed_first(page: Client) -> None:
@@ -97,7 +140,7 @@ def test_messages_of_a_queue_with_ack_auto_are_not_delivered_again(page: Client)
     assert (
         f'{AGAIN} It does not deliver messages of rates again, because ack="auto" has removed them from their queue.'
     ) in text
-    assert re.search(r'rate Business key EUR Attempt 1 In flight for \d s ✕ ack="auto"', text)
+    assert re.search(r'rate Business key EUR Attempt 1 Started \d \w+ ago ✕ ack="auto"', text)
     assert text.count('✕ ack="auto"') == 1
 
 

@@ -137,6 +137,8 @@ def test_an_auto_delete_queue_cannot_be_paused(page: Client) -> None:
 
 def test_an_operator_can_close_a_breaker_or_keep_it_open(page: Client) -> None:
     trip(QUEUE, handler="bank.charge", failed=2)
+    unread = page.get(QUEUES)
+    made.consumer(queues=[QUEUE])
     shown = page.get(QUEUES)
     held = press(page, shown, "Pause", reason="the bank asks for it")
     closed = press(page, held, "Resume")
@@ -144,6 +146,7 @@ def test_an_operator_can_close_a_breaker_or_keep_it_open(page: Client) -> None:
 
     assert "The breaker of bank.charge is open since" in Page(shown).text
     assert "BankDown: timeout. 2 probes have failed. Next probe at" in Page(shown).text
+    assert "2 probes have failed. Nobody probes it: no consumer of this queue is alive." in Page(unread).text
     assert "Its breaker is open as well." in Page(held).text
     assert f"Queue {QUEUE} is resumed." in Page(closed).text
     assert (row.paused, row.opened, row.failed, row.probe_at) == (False, False, 0, None)

@@ -237,6 +237,27 @@ def test_the_survey(facts: dict[str, Any], expected: list[str]) -> None:
     assert [text.startswith(begin) for text, begin in zip(found, expected, strict=True)] == [True] * len(expected)
 
 
+PROBES: list[tuple[dict[str, Any], list[Level], str]] = [
+    ({"probe_at": ago(minutes=-1)}, [level("a b", ready=6, consumers=1)], " 6 messages wait. Next probe at "),
+    ({"probe_at": ago(minutes=-1)}, [level("a b", consumers=1)], " Next probe at "),
+    ({"probe_at": ago(seconds=-1), "alive": False}, [], " Nobody probes it: no consumer of this queue is alive."),
+    ({"probe_at": ago(seconds=20)}, [], " The next probe has been due since "),
+    ({"probe_at": ago(seconds=20), "prober": "h", "probe_until": ago(seconds=-9)}, [], " A probe is in flight now."),
+]
+
+
+@pytest.mark.parametrize(("fields", "levels", "said"), PROBES)
+def test_an_open_breaker_says_what_waits_and_when_or_that_nobody_probes_it(
+    fields: dict[str, Any], levels: list[Level], said: str
+) -> None:
+    alive = fields.pop("alive", True)
+    rows = (process(1, 2 if alive else 64, queues=["a b"]), process(2, queues=["other"]))
+    known = surveyed(processes=rows, **stopped(opened=True, opened_at=ago(minutes=3), **fields))
+    [breaker] = [one for one in needs(known, levels) if one.code is Code.BREAKER_OPEN]
+
+    assert breaker.why.startswith(f"A service that the handler needs is down, so the queue is paused.{said}")
+
+
 def test_limits_of_a_command_replace_or_turn_off_those_of_the_rules() -> None:
     old = ago(days=2)
     survey = surveyed(
@@ -285,7 +306,8 @@ def test_the_plan(one: Item, code: str, fix: str) -> None:
 
 
 def process(number: int, age: float = 2, **fields: Any) -> ConsumerProcess:
-    return ConsumerProcess(host="web", pid=number, beat_at=ago(seconds=age), **{"connected": True, **fields})
+    times = {"started_at": ago(hours=2), "beat_at": ago(seconds=age)}
+    return ConsumerProcess(host="web", pid=number, **{**times, "connected": True, **fields})
 
 
 def test_heartbeats() -> None:
@@ -302,6 +324,18 @@ def test_heartbeats() -> None:
         "Without a connection to the broker: web:2.",
     ]
     assert list(in_processes([process(1)], NOW)) == []
+
+
+def test_of_dead_processes_only_those_that_nobody_has_replaced_need_somebody() -> None:
+    """A later process that reads the same queues replaces one of them: a process that dies again and again does not."""
+    gone = [process(one, 60 * (9 - one), queues=["a"], started_at=ago(hours=1)) for one in range(1, 4)]
+    later = process(7, queues=["a", "b"], started_at=ago(minutes=3))
+    other = process(8, queues=["b"], started_at=ago(minutes=3))
+    found = in_processes([*gone, later, other], NOW)
+
+    assert [problem.text for problem in found if problem.code is Code.VANISHED] == [
+        "2 consumers without a heartbeat for 30 s: web:2 (7 min ago), web:3 (6 min ago)."
+    ]
 
 
 STUCK: list[tuple[list[ConsumerProcess], str]] = [
