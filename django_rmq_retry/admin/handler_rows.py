@@ -34,8 +34,6 @@ COLUMNS = {
 }
 FOLDED = {Role.WAITING: "waiting", Role.QUARANTINE: "quarantine", Role.PARKED: "parked"}
 """The columns of queues that are part of another one's row."""
-OF_THE_BROKER = (Condition.PARKED, Condition.RETRYING, Condition.RUNNING)
-"""The conditions that hold only while the broker answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +92,7 @@ def handler_rows(
 ) -> list[HandlerRow]:
     """Return the rows; ``recorded`` has the parked messages of the database, by the queue in which they failed.
 
-    Without ``current`` the queues are those of an earlier look: nothing is known of them but their problems.
+    Without ``current`` the queues are those of an earlier look.
     """
     readers = {one.queue.name: [_last(sub.name) for sub in one.subscriptions] for one in registry.work_queues()}
     rows = []
@@ -104,11 +102,10 @@ def handler_rows(
             queues,
             stopped=stopping is not None,
             halt=halts.get(home),
-            parked=amounts["parked"] or 0,
+            parked=(amounts["parked"] or 0) if current else recorded.get(home, 0),
             waiting=amounts["waiting"] or 0,
+            current=current,
         )
-        if not current and condition in OF_THE_BROKER:
-            condition = Condition.UNKNOWN
         rows.append(
             HandlerRow(
                 queue=home,

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
+from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.choice import MOST_KEYS_SHOWN, seen_by
 from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
-from django_rmq_retry.attempts.history import waiting
-from django_rmq_retry.health.facts import MOST_SURVEYED_MESSAGES
+from django_rmq_retry.health.condition import waiting_retries
 from django_rmq_retry.markup import counted
-from django_rmq_retry.models import Attempt, KeyList, State
+from django_rmq_retry.models import KeyList, State
+from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.key_lists import Lookup, list_filter, look_up, matches_of_list, store
 from django_rmq_retry.parked.key_text import MOST_KEYS_OF_LIST, parse, text_of_keys
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -99,9 +99,9 @@ def _answer(pages: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) 
 
 
 def _retrying() -> int:
-    """Return how many messages wait for a retry, up to a limit: their business keys are not known yet."""
-    now = database_clock.now(router.db_for_read(Attempt))
-    return waiting(now).order_by()[:MOST_SURVEYED_MESSAGES].count()
+    """Return how many messages wait for a retry, as the live status counts them: their keys are not known yet."""
+    seen = broker_look.glimpse()
+    return waiting_retries((seen.last or seen).levels, database_clock.now(database())).count
 
 
 def _states(*, held: bool) -> list[str]:

@@ -20,6 +20,7 @@ from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.halts import halted
 from django_rmq_retry.breakers.queue_state import FLOWING, OPEN, PAUSED, PROBING, QueueState
 from django_rmq_retry.health.condition import STOPPED_BY, Condition, waiting_by_home
+from django_rmq_retry.health.facts import parked_in
 from django_rmq_retry.health.problems import Judged, Limits, Queues, excused, in_halts
 from django_rmq_retry.health.processes import queues_read_now
 from django_rmq_retry.health.rules import Problem, Severity
@@ -109,13 +110,23 @@ class QueueRow:
     explanation: str
     waiting: int
     """The number of messages in its waiting queues."""
+    parked: int
 
     @classmethod
     def of(
-        cls, queue: str, stopped: StoppedBadge | None, found: Judged | None, *, waiting: int, halt: Problem | None
+        cls,
+        queue: str,
+        stopped: StoppedBadge | None,
+        found: Judged | None,
+        *,
+        waiting: int,
+        parked: int,
+        halt: Problem | None,
+        current: bool,
     ) -> "QueueRow":
         level, known = found.level if found else None, [found] if found else []
-        condition = Condition.of(known, stopped=stopped is not None, halt=halt, waiting=waiting)
+        counts = {"waiting": waiting, "parked": parked}
+        condition = Condition.of(known, stopped=stopped is not None, halt=halt, current=current, **counts)
         badges = [(stopped.kind, stopped.sign, stopped.label)] if stopped else []
         if found and condition is Condition.FAULTY:
             badges += [badge(condition, one.row) for one in found.errors]
@@ -124,7 +135,7 @@ class QueueRow:
         elif condition.word and not stopped:
             badges.append(badge(condition))
         explanation = stopped.explanation if stopped else halt.text if halt else ""
-        return cls(queue=queue, level=level, badges=badges, explanation=explanation, waiting=waiting)
+        return cls(queue=queue, level=level, badges=badges, explanation=explanation, **counts)
 
 
 @admin.register(QueueControl)
@@ -139,24 +150,30 @@ class QueueControlAdmin(Pages):
         asked, now, states = request.GET.get("q", "").strip(), table.now(), controls.queue_states()
         broker_look.remember(declared.rows())
         seen = broker_look.look()
-        judged = {one.level.queue: one for one in Queues(levels=seen.levels, excused=excused(states, now)).judged()}
-        waiting = waiting_by_home(seen.levels)
+        known = seen.last or seen
+        judged = {one.level.queue: one for one in Queues(levels=known.levels, excused=excused(states, now)).judged()}
+        waiting, current = waiting_by_home(known.levels), not (seen.unreachable or seen.late)
         at = datetime.fromtimestamp(now, UTC)
         halts = {one.subject: one for one in in_halts(halted(at), at, Limits())}
         read = read_if_open(states)
         shown = [one for one in states if asked.casefold() in one.queue.casefold()]
+        parked = parked_in(one.queue for one in shown)
         return self.page(
             request,
             "queuecontrol/queues.html",
             part="parts/queues.html",
             title=_("Queues"),
             look=seen,
+            as_of=known.at if known.levels and not current else None,
+            finds=not refusal(request, "view"),
             rows=[
                 QueueRow.of(
                     one.queue,
                     StoppedBadge.of(one, now, read),
                     judged.get(one.queue),
                     waiting=waiting[one.queue],
+                    parked=parked[one.queue],
+                    current=current,
                     halt=halts.get(one.queue),
                 )
                 for one in shown

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.contrib import admin
@@ -18,12 +18,10 @@ from django_rmq_retry.admin.queues import StoppedQueues
 from django_rmq_retry.admin.runs import badge_of
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.amqp.levels import Level
-from django_rmq_retry.attempts.history import waiting
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.layout import waiting_queues_of
-from django_rmq_retry.health.condition import waiting_by_home
-from django_rmq_retry.health.facts import MOST_SURVEYED_MESSAGES, Survey, Unmigrated, parked_in, survey
+from django_rmq_retry.health.condition import waiting_retries
+from django_rmq_retry.health.facts import Survey, Unmigrated, survey
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import blind
 from django_rmq_retry.health.processes import queues_read
@@ -31,7 +29,6 @@ from django_rmq_retry.health.rules import ActingPage, Problem, Severity
 from django_rmq_retry.markup import visible
 from django_rmq_retry.models import Attempt, LiveStatus
 from django_rmq_retry.policies.verdict import Kind
-from django_rmq_retry.topology.declarations import Role
 from django_rmq_retry.wording import number
 
 
@@ -128,10 +125,9 @@ class LiveStatusAdmin(Pages):
         states, read = [state_of(one) for one in known.stopped], queues_read(known.processes, known.at)
         stopped = StoppedQueues.of_states(states, known.at.timestamp(), read)
         homes = handler_rows.homes(replace(health, gauged=shown.gauged).judged)
-        recorded = parked_in(homes) if known.parked.count and homes else {}
         current = not (seen.unreachable or seen.late)
         rows = handler_rows.handler_rows(
-            homes, recorded=recorded, stopped=stopped.badges, halts=health.halts, current=current
+            homes, recorded=known.parked_in, stopped=stopped.badges, halts=health.halts, current=current
         )
         busy, fine = [row for row in rows if not row.is_fine], [row for row in rows if row.is_fine]
         return self.page(
@@ -205,24 +201,4 @@ def _counts(known: Survey, levels: Sequence[Level]) -> dict[str, Any]:
     open_ones = {"parked": known.parked.count, "oldest": known.parked.oldest, "recent": known.parked.recent}
     lately = Attempt.objects.filter(started_at__gte=known.at - timedelta(minutes=1)).order_by()
     failed = lately.exclude(verdict=Kind.ACK.value).count()
-    return {**open_ones, **_waiting(levels, known.at), "failed": failed}
-
-
-def _waiting(levels: Sequence[Level], now: datetime) -> dict[str, Any]:
-    """Return how many retries wait, and when the next is due.
-
-    The broker counts those in waiting queues. Some carriers keep them elsewhere, and those are counted by their
-    attempts: not halts, which wait in a consumer, nor retries that were attempted meanwhile because an operator sent
-    them early.
-    """
-    queued = waiting_by_home(levels)
-    seen = {level.queue for level in levels if level.role is Role.WAITING}
-    counted = queued.keys() | {one.queue.name for one in registry.work_queues() if seen & waiting_queues_of(one)}
-    due = waiting(now, overdue=timedelta(0)).filter(verdict=Kind.RETRY.value)
-    known = list(due.values_list("queue", "next_at")[: MOST_SURVEYED_MESSAGES + 1])
-    elsewhere = sum(queue not in counted for queue, _at in known)
-    return {
-        "waiting": queued.total() + elsewhere,
-        "more_wait": elsewhere > MOST_SURVEYED_MESSAGES,
-        "next": known[0][1] if known else None,
-    }
+    return {**open_ones, "waiting": waiting_retries(levels, known.at), "failed": failed}

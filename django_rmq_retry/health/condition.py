@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
@@ -9,11 +11,14 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
 from django_rmq_retry.amqp.levels import Level
+from django_rmq_retry.attempts.history import waiting
 from django_rmq_retry.breakers.queue_state import OPEN, PAUSED, PROBING
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.layout import homes_of
+from django_rmq_retry.handlers.layout import homes_of, waiting_queues_of
+from django_rmq_retry.health.facts import MOST_SURVEYED_MESSAGES
 from django_rmq_retry.health.problems import Judged
 from django_rmq_retry.health.rules import Problem, Severity
+from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.topology.declarations import Role
 
 
@@ -28,8 +33,9 @@ class Condition(Enum):
     HALTED = "halted", Severity.WARNING
     NOTED = "noted", Severity.WARNING
     """It has a milder problem, such as no consumer while it is empty."""
-    UNKNOWN = "unknown", Severity.INFORMATION
     PARKED = "parked", Severity.WARNING
+    """The database has messages that failed in it, whatever is known of the queue itself."""
+    UNKNOWN = "unknown", Severity.INFORMATION
     RETRYING = "retrying", Severity.WARNING
     RUNNING = "running", Severity.INFORMATION
 
@@ -48,11 +54,19 @@ class Condition(Enum):
 
     @classmethod
     def of(
-        cls, queues: Sequence[Judged], *, stopped: bool, halt: Problem | None, waiting: float = 0, parked: float = 0
+        cls,
+        queues: Sequence[Judged],
+        *,
+        stopped: bool,
+        halt: Problem | None,
+        waiting: float = 0,
+        parked: float = 0,
+        current: bool = True,
     ) -> "Condition":
         """Return the condition of a queue with its other queues; without any, the broker has not told of them.
 
-        ``parked`` is given where the records are counted for each queue.
+        ``parked`` is the number of its parked messages. Without ``current`` the queues are those of an earlier look
+        at the broker: of what it alone knows, only problems are told.
         """
         holds = {
             cls.FAULTY: any(one.errors for one in queues),
@@ -60,8 +74,8 @@ class Condition(Enum):
             cls.HALTED_LONG: halt is not None and halt.severity is Severity.ERROR,
             cls.HALTED: halt is not None,
             cls.NOTED: any(one.milder for one in queues),
-            cls.UNKNOWN: all(one.level.consumers is None for one in queues),
             cls.PARKED: parked > 0,
+            cls.UNKNOWN: not current or all(one.level.consumers is None for one in queues),
             cls.RETRYING: waiting > 0,
         }
         return next((condition for condition, held in holds.items() if held), cls.RUNNING)
@@ -85,6 +99,34 @@ STOPPED_BY: Mapping[str, tuple[str, Any]] = {
     PROBING: ("…", pgettext_lazy("queue", "breaker half-open, probe in flight")),
 }
 """The same for a queue that is stopped, by what stops it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingRetries:
+    count: int
+    at_least: bool
+    """True if more wait than were counted."""
+    next: datetime | None
+
+
+def waiting_retries(levels: Sequence[Level], now: datetime) -> WaitingRetries:
+    """Return how many retries wait, and when the next is due; one query.
+
+    The broker counts those in waiting queues. Some carriers keep them elsewhere, and those are counted by their
+    attempts: not halts, which wait in a consumer, nor retries that were attempted meanwhile because an operator sent
+    them early.
+    """
+    queued = waiting_by_home(levels)
+    seen = {level.queue for level in levels if level.role is Role.WAITING}
+    counted = queued.keys() | {one.queue.name for one in registry.work_queues() if seen & waiting_queues_of(one)}
+    due = waiting(now, overdue=timedelta(0)).filter(verdict=Kind.RETRY.value)
+    known = list(due.values_list("queue", "next_at")[: MOST_SURVEYED_MESSAGES + 1])
+    elsewhere = sum(queue not in counted for queue, _at in known)
+    return WaitingRetries(
+        count=queued.total() + elsewhere,
+        at_least=elsewhere > MOST_SURVEYED_MESSAGES,
+        next=known[0][1] if known else None,
+    )
 
 
 def waiting_by_home(levels: Sequence[Level]) -> Counter[str]:

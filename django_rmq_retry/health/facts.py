@@ -134,6 +134,8 @@ class Survey:
     seconds: float
     """Seconds until the database's first answer."""
     parked: ParkedCounts
+    parked_in: Mapping[str, int] = field(default_factory=dict)
+    """The parked messages by the queue in which they failed; they add up to the number of all."""
     cause: LargestCause | None = None
     runs: tuple[RequeueRun, ...] = ()
     """The active ones."""
@@ -184,7 +186,8 @@ def survey(*, page: bool = False) -> Survey:
     apart, now = database_clock.ahead(alias), database_clock.now(alias)
     of_stopped = Q(opened=True) | Q(paused=True) & (Q(until=None) | Q(until__gt=now))
     stopped = tuple(QueueControl.objects.filter(of_stopped).order_by("queue"))
-    parked_now, silent = parked(now, [one.queue for one in stopped])
+    origins = parked_origins()
+    parked_now, silent = parked(now, [one.queue for one in stopped], origins)
     pending = outbox_if_read() if page else outbox()
     runs = tuple(RequeueRun.objects.filter(state__in=ACTIVE).order_by("pk"))
     return Survey(
@@ -192,7 +195,8 @@ def survey(*, page: bool = False) -> Survey:
         at=now,
         seconds=seconds,
         parked=parked_now,
-        cause=largest_cause(now) if parked_now.count else None,
+        parked_in=origins.by_queue,
+        cause=largest_cause(now, origins) if parked_now.count else None,
         runs=runs,
         elsewhere={
             run.pk: counted_elsewhere(run, most=MOST_SURVEYED_ITEMS)
@@ -213,8 +217,44 @@ def survey(*, page: bool = False) -> Survey:
     )
 
 
-def parked(now: datetime, stopped: Iterable[str]) -> tuple[ParkedCounts, SilentCopies]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedOrigins:
+    """The parked messages of each error group in each queue."""
+
+    counts: Mapping[tuple[int, str], int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def by_queue(self) -> Counter[str]:
+        found = Counter[str]()
+        for (_group, queue), number in self.counts.items():
+            found[queue] += number
+        return found
+
+    @property
+    def by_group(self) -> dict[int, Counter[str]]:
+        """The counts by queue of each group."""
+        found: dict[int, Counter[str]] = {}
+        for (group, queue), number in self.counts.items():
+            found.setdefault(group, Counter())[queue] = number
+        return found
+
+
+def parked_origins() -> ParkedOrigins:
     """Count the parked messages by the counters of origins, because an open page repeats this every few seconds.
+
+    One statement counts all that a page shows of them, by queue, by cause and in total: in an incident, the parts that
+    several statements counted would exceed the whole.
+    """
+    rows = ParkedOrigin.objects.filter(count__gt=0).order_by().values_list("group", "queue").annotate(n=Sum("count"))
+    return ParkedOrigins(counts={(group, queue): number for group, queue, number in rows})
+
+
+def parked(now: datetime, stopped: Iterable[str], origins: ParkedOrigins) -> tuple[ParkedCounts, SilentCopies]:
+    """Return what else is known of the parked messages.
 
     With them, in the same query, those that were requeued and have no outcome, but not in stopped queues.
     """
@@ -222,14 +262,13 @@ def parked(now: datetime, stopped: Iterable[str]) -> tuple[ParkedCounts, SilentC
     recent = ParkedMessage.objects.filter(parked_at__gte=now - RECENT).order_by()
     silent = _silent(now, stopped)
     totals = ErrorGroup.objects.aggregate(
-        count=Max(ParkedOrigin.objects.total()),
         oldest=Min(Subquery(rows.order_by("parked_at").values("parked_at")[:1])),
         recent=Max(_Counted(recent.values("pk"))),
         silent=Max(_Counted(silent.values("pk")[: MOST_SURVEYED_MESSAGES + 1])),
         silent_since=Min(Subquery(silent.order_by("requeued_at").values("requeued_at")[:1])),
     )
     return (
-        ParkedCounts(count=totals["count"] or 0, recent=totals["recent"] or 0, oldest=totals["oldest"]),
+        ParkedCounts(count=origins.total, recent=totals["recent"] or 0, oldest=totals["oldest"]),
         SilentCopies(count=totals["silent"] or 0, oldest=totals["silent_since"]),
     )
 
@@ -274,13 +313,11 @@ def parked_in(queues: Iterable[str]) -> dict[str, int]:
     return {**counts, **dict(origins.values_list("queue").annotate(n=Sum("count")))}
 
 
-def largest_cause(now: datetime) -> LargestCause | None:
-    """Return the error with the most parked messages, those of muted groups last; three queries."""
-    groups = list(ErrorGroup.objects.filter(parked__gt=0).order_by("-parked")[:MOST_GROUPS])
-    origins = ParkedOrigin.objects.filter(group__in=[one.pk for one in groups], count__gt=0).order_by()
-    queues_of: dict[int, Counter[str]] = {one.pk: Counter() for one in groups}
-    for group, queue, number in origins.values_list("group", "queue").annotate(n=Sum("count")):
-        queues_of[group][queue] = number
+def largest_cause(now: datetime, origins: ParkedOrigins) -> LargestCause | None:
+    """Return the error with the most parked messages, those of muted groups last; two queries."""
+    queues_of = origins.by_group
+    largest = sorted(queues_of, key=lambda group: queues_of[group].total(), reverse=True)[:MOST_GROUPS]
+    groups = list(ErrorGroup.objects.filter(pk__in=largest))
     counts = Counter[tuple[bool, str]]()
     for one in groups:
         counts[not one.muted, one.cause] += queues_of[one.pk].total()
@@ -288,7 +325,7 @@ def largest_cause(now: datetime) -> LargestCause | None:
     if not causes:
         return None
     heard, count, title = causes[0]
-    chosen = [one for one in groups if queues_of[one.pk] and (not one.muted, one.cause) == (heard, title)]
+    chosen = [one for one in groups if (not one.muted, one.cause) == (heard, title)]
     numbers = tuple(one.pk for one in chosen)
     places = sum((queues_of[number] for number in numbers), Counter[str]())
     lately = ParkedMinute.objects.filter(group__in=numbers, new=True, minute__gte=growth_began(now))

@@ -54,7 +54,7 @@ from django_rmq_retry.models.runs import RunState, RunWait
 from django_rmq_retry.parked.groups import GROWTH_SPAN, grows, has_grown
 from django_rmq_retry.topology.declarations import QUARANTINE, QueueDeclaration, Role
 from django_rmq_retry.topology.plan import Item, Plan, PlanState
-from django_rmq_retry.wording import MOST_IN_A_TEXT, listed, number, span
+from django_rmq_retry.wording import MOST_IN_A_TEXT, listed, minute, number, span
 
 USUAL_WAITS = ("", RunWait.LISTING, RunWait.KEYS_WAIT, RunWait.CANARY_WAITS)
 """The reasons for which a requeue run waits without a problem."""
@@ -386,11 +386,14 @@ def _stopped(control: QueueControl, now: datetime, *, ready: int, read: bool) ->
     by = " " + _("by %(name)s") % {"name": control.by} if control.by else ""
     reason = f": {control.reason.removesuffix('.')}" if control.reason else ""
     lasted = now - control.since if control.since else timedelta()
+    ends = _("Its messages wait until it is resumed.")
+    if control.until is not None:
+        ends = _("Its messages wait. It resumes automatically at %(time)s.") % {"time": minute(control.until)}
     return Problem(
         code=Code.PAUSED_LONG if lasted > PAUSED_TOO_LONG else Code.PAUSED,
         subject=control.queue,
         since=control.since,
-        values={"span": span(lasted), "by": f"{by}{reason}", "most": span(PAUSED_TOO_LONG)},
+        values={"span": span(lasted), "by": f"{by}{reason}", "ends": ends, "most": span(PAUSED_TOO_LONG)},
     )
 
 

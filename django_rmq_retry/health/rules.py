@@ -298,7 +298,7 @@ class Code(Enum):
         line="the oldest parked message has waited %(seconds).0f s, longer than %(limit)g s",
         why=_("A parked message waits for an operator, and the limit is %(most)s."),
     )
-    BREAKER_OPEN = _error(Area.PARKED)(
+    BREAKER_OPEN = _error(Area.CONSUMERS)(
         row="its breaker is open%(because)s",
         text=_("The breaker of queue %(subject)r has been open for %(span)s%(cause)s."),
         why=_("A service that the handler needs is down, so the queue is paused.%(waiting)s %(probe)s"),
@@ -479,13 +479,13 @@ class Code(Enum):
     )
     PAUSED_LONG = _warning(Area.PARKED)(
         text=_("Queue %(subject)r has been paused for %(span)s%(by)s."),
-        why=_("Its messages wait, and a pause of more than %(most)s may be forgotten."),
+        why=_("%(ends)s A pause of more than %(most)s may be forgotten."),
         fix="manage.py rmq_queue resume %(quoted)s",
         page=ActingPage.QUEUES,
         runbook="a-queue-is-paused-or-its-breaker-is-open",
         known_as="PAUSED",
     )
-    PAUSED = replace(PAUSED_LONG, why=_("Its messages wait until it is resumed."))
+    PAUSED = replace(PAUSED_LONG, why="%(ends)s")
     BLOCKED_NEAR = replace(BLOCKED_FULL, severity=Severity.WARNING, line="")
     BACKLOG = _warning(Area.CONSUMERS)(
         text="%(messages)s wait in %(subject)r for %(consumers)s%(rate)s.",

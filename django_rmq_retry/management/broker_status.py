@@ -9,6 +9,7 @@ from typing import Any
 from django.db import connections
 
 from django_rmq_retry.amqp.inspection import LAG_SECONDS
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health.condition import Condition, waiting_by_home
@@ -67,8 +68,14 @@ class BrokerStatus:
         return next((control for control in halted if control.queue == row.level.queue), None)
 
     def condition(self, row: Judged) -> Condition:
-        queue, stopped = row.level.queue, self.stopped(row) is not None
-        return Condition.of([row], stopped=stopped, halt=self.health.halts.get(queue), waiting=self.waiting[queue])
+        queue, stopped, halt = row.level.queue, self.stopped(row) is not None, self.health.halts.get(row.level.queue)
+        return Condition.of(
+            [row], stopped=stopped, halt=halt, waiting=self.waiting[queue], parked=self.parked(row.level)
+        )
+
+    def parked(self, level: Level) -> int:
+        """Return the number of parked messages that failed in a queue; they wait in the database."""
+        return self.survey.parked_in.get(level.queue, 0) if self.survey else 0
 
 
 def heads(seen: BrokerStatus) -> list[tuple[str, ...]]:
@@ -117,6 +124,8 @@ def _words(seen: BrokerStatus, row: Judged, condition: Condition) -> str:
             text = row.remark
         case Condition.STOPPED if stopped := seen.stopped(row):
             text = _why(stopped)
+        case Condition.PARKED:
+            text = f"{text} {seen.parked(row.level):,}"
         case Condition.HALTED | Condition.HALTED_LONG if halt := seen.halt(row):
             text = _halted(halt)
     return f"{condition.sign} {text}"

@@ -175,12 +175,18 @@ def asked(do: Callable[[Actor], object], by: Actor | None = None) -> ApprovalReq
     return ask(needed.value.wish, author)
 
 
-def broker_seen(monkeypatch: pytest.MonkeyPatch, *levels: Level, away: str = "", api: bool = True) -> None:
-    """Let the pages see these queues, or a broker that cannot be reached for this reason."""
+def broker_seen(
+    monkeypatch: pytest.MonkeyPatch,
+    *levels: Level,
+    away: str = "",
+    api: bool = True,
+    last: broker_look.Look | None = None,
+) -> None:
+    """Let the pages see these queues, or a broker that cannot be reached for this reason and was seen before."""
     now = timezone.now()
     problem = Problem(code=Code.BROKER_AWAY, values={"reason": away}) if away else None
     seen = broker_look.Look(
-        at=now, away=problem, since=now if away else None, gauged=Gauged(levels=levels, api_set=api)
+        at=now, away=problem, since=now if away else None, last=last, gauged=Gauged(levels=levels, api_set=api)
     )
     for name in ("look", "glimpse"):
         monkeypatch.setattr(broker_look, name, lambda: seen)

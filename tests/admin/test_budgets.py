@@ -61,7 +61,7 @@ BUDGETS = {
     "livestatus/": 16,
     "blockedkey/": 3,
     "outboxmessage/": 2,
-    "queuecontrol/": 3,
+    "queuecontrol/": 4,
     "consumerprocess/": 2,
     "approvalrequest/": 3,
     "approvalrequest/{request}/change/": 14,

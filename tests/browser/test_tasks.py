@@ -361,6 +361,7 @@ def test_a_page_whose_server_hangs_says_so_after_one_miss(sit: Sit) -> None:
     lead.page.get_by_text(re.compile(r"as of .*\d: the server does not answer")).wait_for()
 
     assert lead.page.locator("[data-rmq-live].rmq-stale").count() == 1
+    assert not lead.page.get_by_text(re.compile("checked .* ago")).first.is_visible()
     lead.page.unroute_all(behavior="ignoreErrors")
     lead.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     lead.page.get_by_text("updated every 5 s").wait_for()

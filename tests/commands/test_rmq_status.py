@@ -10,8 +10,9 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Queue
 from django_rmq_retry.amqp.levels import Gauged, Level
+from django_rmq_retry.health.facts import survey
 from django_rmq_retry.health.look import Health
-from django_rmq_retry.management.broker_status import BrokerStatus, state
+from django_rmq_retry.management.broker_status import BrokerStatus, is_quiet, state
 from django_rmq_retry.models.controls import VANISHED_AFTER
 from django_rmq_retry.topology import Role
 from tests.admin.made import consumer
@@ -214,6 +215,17 @@ def test_a_queue_whose_messages_wait_for_a_retry_is_not_ok() -> None:
     seen = BrokerStatus.of(Health(survey=None, gauged=Gauged(levels=(work, waits), api_set=False)))
 
     assert [state(seen, row) for row in seen.rows] == [("! retrying", "WARNING"), ("✓ OK", "")]
+
+
+def test_a_queue_with_parked_messages_is_not_folded_among_those_that_are_ok() -> None:
+    """rmq_status said "22 queues are empty and OK" of queues with 2,006 parked messages each."""
+    record()
+    ran = run("rmq_status")
+
+    assert ["payments.charge", "work", "0", "0", "! no consumer reads this queue"] in ran.lines
+    work = Level(queue="payments.charge", role=Role.WORK, ready=0, consumers=1)
+    seen = BrokerStatus.of(Health(survey=survey(), gauged=Gauged(levels=(work,), api_set=False)))
+    assert [(state(seen, row), is_quiet(seen, row)) for row in seen.rows] == [(("! parked 1", "WARNING"), False)]
 
 
 @pytest.fixture

@@ -25,6 +25,10 @@ CONDITIONS: list[tuple[dict[str, Any], dict[str, Any], Condition]] = [
     (READ, {"halt": HALTED_LONG, "stopped": True}, Condition.STOPPED),
     ({"ready": 1, "consumers": 0}, {"halt": HALTED_LONG, "stopped": True}, Condition.FAULTY),
     ({"consumers": None}, {"waiting": 1}, Condition.UNKNOWN),
+    ({"consumers": None}, {"waiting": 1, "parked": 1}, Condition.PARKED),
+    (READ, {"waiting": 1, "current": False}, Condition.UNKNOWN),
+    (READ, {"parked": 1, "current": False}, Condition.PARKED),
+    ({"ready": 1, "consumers": 0}, {"parked": 1, "current": False}, Condition.FAULTY),
 ]
 
 

@@ -157,6 +157,15 @@ def stopped(**fields: Any) -> dict[str, Any]:
     return {"stopped": (QueueControl(queue="a b", **fields),)}
 
 
+def test_a_pause_says_until_when() -> None:
+    [held] = needs(surveyed(**stopped(paused=True, since=ago(hours=5), until=ago(hours=-1))), [])
+    [open_ended] = needs(surveyed(**stopped(paused=True, since=NOW)), [])
+
+    assert held.why.startswith("Its messages wait. It resumes automatically at ")
+    assert held.why.endswith(". A pause of more than 4 h may be forgotten.")
+    assert open_ended.why == "Its messages wait until it is resumed."
+
+
 def halted(at: Any) -> dict[str, Any]:
     return {"halted": (QueueControl(queue="q", halted_at=at, halted_attempt=7, halted_error="NotCovered."),)}
 
