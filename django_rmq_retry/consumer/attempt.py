@@ -1,4 +1,4 @@
-"""One attempt as a pipeline: identify, decode, gate, run, judge, record, settle.
+"""One attempt as a pipeline: identify, decode, gate, run, judge, record, finish.
 
 Each step takes the state of the attempt and writes its result there. A message leaves the pipeline early in four places
 only: before ``identify``, if it came again before its wait is over (``waits_until``), which keeps it unacked; in
@@ -247,10 +247,10 @@ class Attempts:
         state.outcome = outcome
 
     def _conclude(self, state: AttemptState, subscription: Subscription) -> None:
-        """Judge, record and settle an attempt whose handler has ended or could not be run."""
+        """Judge, record and finish an attempt whose handler has ended or could not be run."""
         self._judge(state, subscription)
         self._record(state, subscription)
-        self._settle(state, subscription)
+        self._finish(state, subscription)
 
     def _judge(self, state: AttemptState, subscription: Subscription) -> None:
         """Set the verdict on the handler's exception, as the gates leave it, and the settlement that follows."""
@@ -314,7 +314,7 @@ class Attempts:
         elif self._surroundings.acked is not None:
             self._surroundings.acked(subscription, self._surroundings.clock() - state.began, state.delivery.raw)
 
-    def _settle(self, state: AttemptState, subscription: Subscription) -> None:
+    def _finish(self, state: AttemptState, subscription: Subscription) -> None:
         """Make the settlement final, with the answer that a caller waits for."""
         answer: object = state.error
         if answer is None and state.outcome is not None:
