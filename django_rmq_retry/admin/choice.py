@@ -180,7 +180,7 @@ def choosing(title: Any) -> Callable[[Callable[..., HttpResponseBase]], Callable
 
 def _named(request: HttpRequest) -> Selection | None:
     message = number_in(request.GET.get("message", ""))
-    for name in ("group", "failed_of_run"):
+    for name in ("group", "failed_of_run", "unsent_of_run"):
         numbers = sorted({number for text in request.GET.getlist(name) if (number := number_in(text)) is not None})
         if numbers:
             several = name == "group" and len(numbers) > 1

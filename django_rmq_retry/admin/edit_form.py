@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.choice import taken_keys
 from django_rmq_retry.admin.contents import TEXT_LIMIT
-from django_rmq_retry.admin.message_page import beyond_forms, of_message
+from django_rmq_retry.admin.message_page import beyond_forms, of_message, waits_in
 from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.admin.requeue_form import RequeueForm, targets_of
 from django_rmq_retry.admin.timeline import TraceLine, trace_of
@@ -131,6 +131,7 @@ def _form_page(
         title=_("Edit %(name)s") % {"name": message},
         status=422 if problems else 200,
         message=message,
+        waits_in=waits_in(message.items.select_related("run").order_by("-pk")),
         line=_line_of_error(request, message),
         text=text,
         lines=min(max(text.count("\n") + 2, FEWEST_LINES), MOST_LINES),
@@ -161,6 +162,7 @@ def _review_page(
         draft=form,
         carried=[(f"{HEADER_FIELD}{place}", text) for place, text in enumerate(form.headers.values())],
         proposal=proposal,
+        waits_in=waits_in(message.items.select_related("run").order_by("-pk")),
         taken=taken_keys(request, others_with({message.pk: proposal.keys})),
         differing=lines,
         paths=proposal.paths[:MOST_PATHS],

@@ -174,6 +174,7 @@ FILTERS = (
     _by("handler", gettext_lazy("handler")),
     _by("processed_of_run", FIELDS["processed_of_run"].label),
     _by("failed_of_run", FIELDS["failed_of_run"].label),
+    _by("unsent_of_run", FIELDS["unsent_of_run"].label),
 )
 
 

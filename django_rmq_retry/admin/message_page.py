@@ -1,7 +1,7 @@
 """The page of one parked message, and the page that remains when retention has deleted it."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any
@@ -31,6 +31,7 @@ from django_rmq_retry.models import (
     OperatorAction,
     ParkedMessage,
     RequeueItem,
+    RequeueRun,
     State,
 )
 from django_rmq_retry.models.parked import reason_text
@@ -177,7 +178,7 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
         buttons=_buttons(pages, request, message),
         first_failed=_first_failed(message, neighbours.pop("first"), neighbours.pop("lasted")),
         copies=message.copies - max(message.parked_cycle, 1) + 1,
-        waits_in=[item.run for item in history["items"] if item.state in STILL_TO_SEND and item.run.active],
+        waits_in=waits_in(history["items"]),
         edited_since=_edited_since(message, acts),
         restored=_restored(message, acts),
         asked_for=labels.asked_for(ParkedMessage.objects.filter(pk=message.pk)) if message.open else (),
@@ -281,6 +282,11 @@ def _neighbours(message: ParkedMessage) -> dict[str, Any]:
     columns = {name: Subquery(query) for name, query in asked.items()}
     row = ParkedMessage.objects.filter(pk=message.pk).values(**columns).first()
     return dict.fromkeys(asked) if row is None else dict(row)
+
+
+def waits_in(items: Iterable[RequeueItem]) -> list[RequeueRun]:
+    """Return the runs that have still to send a message; its items are given, with their runs."""
+    return [item.run for item in items if item.state in STILL_TO_SEND and item.run.active]
 
 
 def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, Any], list[OperatorAction]]:

@@ -1,6 +1,7 @@
 """The admin of requeue runs."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from functools import partial
 
 from django.contrib import admin
@@ -10,6 +11,7 @@ from django.db.transaction import non_atomic_requests
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.defaultfilters import floatformat
 from django.urls import URLPattern
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
@@ -34,10 +36,12 @@ from django_rmq_retry.models import (
     RequeueRun,
     RunState,
     RunWait,
+    State,
 )
 from django_rmq_retry.models.runs import MIN_OUTCOMES
 from django_rmq_retry.parked.claims import sent_by_others
 from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.items import OUTCOME_LIMIT
 from django_rmq_retry.parked.key_lists import keys_of, unmatched
 from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import has_own_rules
@@ -62,8 +66,8 @@ class RequeueRunAdmin(Pages):
     list_display = (
         "name",
         "status",
-        "created",
-        "took",
+        "started",
+        "ended",
         "by",
         "why",
         "of_sent",
@@ -80,18 +84,14 @@ class RequeueRunAdmin(Pages):
 
     name = admin.display(description=pgettext_lazy("one requeue", "Run"))(lambda _self, run: run.pk)
     status = admin.display(description=gettext_lazy("State"))(lambda _self, run: badge_of(run))
-    what = admin.display(description=gettext_lazy("Messages"))(
-        lambda _self, run: labelled(_("Messages"), cut_line(run.what))
-    )
+    what = admin.display(description=gettext_lazy("Messages"))(lambda _self, run: labelled(_("Messages"), run.what))
     why = admin.display(description=gettext_lazy("Reason"))(
         lambda _self, run: labelled(_("Reason"), cut_line(run.reason) if run.reason else NOTHING)
     )
-    took = admin.display(description=gettext_lazy("Duration"))(
-        lambda _self, run: labelled(_("Duration"), NOTHING if _took(run) is None else time_span(_took(run)))
+    started = admin.display(description=gettext_lazy("Started"))(
+        lambda _self, run: labelled(_("Started"), time_minute(run.started_at))
     )
-    created = admin.display(description=gettext_lazy("Created"))(
-        lambda _self, run: labelled(_("Created"), time_minute(run.created_at))
-    )
+    ended = admin.display(description=gettext_lazy("Ended"))(lambda _self, run: labelled(_("Ended"), _ended(run)))
     of_sent = column(RequeueRun, "sent", "total")
     of_processed, of_failed = (column(RequeueRun, field) for field in ("processed", "failed"))
     of_left = admin.display(description=gettext_lazy("left out"))(
@@ -149,6 +149,7 @@ class RequeueRunAdmin(Pages):
             driven=driven,
             undriven=undriven,
             away=away,
+            over=_is_over(run, now),
             sending=driven and not away and run.driver == thread_name("page") and request.method == "POST",
             silent=driven and run.is_silent(now),
             unattended=driven and not any_alive(),
@@ -185,15 +186,38 @@ class RequeueRunAdmin(Pages):
         buttons = steering.buttons(self, request, run)
         if run.failed and not run.retries_of:
             label = counted(_("Requeue the %(count)d that failed again…"), count=run.failed)
-            again = f"{self.address('requeuerun_preview')}?failed_of_run={run.pk}"
-            buttons.append(Button(label=label, address=again, why=refusal(request, "requeue", count=run.failed)))
+            buttons.append(self._again(request, run, "failed_of_run", label, run.failed))
+        if unsent := _unsent_of_stopped(run):
+            label = counted(_("Requeue the %(count)d that were not sent…"), count=unsent)
+            buttons.append(self._again(request, run, "unsent_of_run", label, unsent))
         export = self.address("requeuerun_export", run.pk)
         return [*buttons, Button(label=_("Export CSV"), address=export, why=refusal(request, "export"), post=True)]
+
+    def _again(self, request: HttpRequest, run: RequeueRun, word: str, label: str, count: int) -> Button:
+        address = f"{self.address('requeuerun_preview')}?{word}={run.pk}"
+        return Button(label=label, address=address, why=refusal(request, "requeue", count=count))
+
+
+def _is_over(run: RequeueRun, now: datetime) -> bool:
+    """True if nothing on its page changes any more: a stopped run still receives the outcomes of what it sent."""
+    if run.active:
+        return False
+    # Only a driver finds the outcomes of retries.
+    comes = run.state == RunState.STOPPED and not run.retries_of and run.sent > run.processed + run.failed
+    return not comes or (run.finished_at is not None and run.finished_at < now - OUTCOME_LIMIT)
 
 
 def badge_of(run: RequeueRun, seen: broker_look.Look | None = None) -> SafeString:
     """Return the badge of a run, with what this process knows of the broker."""
     return run_badge(run, unreachable=broker_look.waits_for_broker(run, seen or broker_look.glimpse()))
+
+
+def _unsent_of_stopped(run: RequeueRun) -> int:
+    """Return how many messages a stopped run has not sent that are still parked."""
+    if run.state != RunState.STOPPED or run.retries_of or not run.skipped:
+        return 0
+    unsent = RequeueItem.objects.filter(run=run, state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED)
+    return unsent.filter(message__state=State.PARKED).count()
 
 
 def _seen(request: HttpRequest, items: QuerySet[RequeueItem] | list[RequeueItem]) -> list[RequeueItem]:
@@ -274,6 +298,12 @@ def _what(run: RequeueRun, causes: Sequence[tuple[int, str, int]]) -> str:
 
 def _took(run: RequeueRun) -> float | None:
     return (run.finished_at - run.started_at).total_seconds() if run.started_at and run.finished_at else None
+
+
+def _ended(run: RequeueRun) -> SafeString | str:
+    """Return when it ended, and how long it took."""
+    at, took = time_minute(run.finished_at), _took(run)
+    return at if took is None else format_html('{} <span class="rmq-took">· {}</span>', at, time_span(took))
 
 
 def _guard(run: RequeueRun) -> str:

@@ -137,7 +137,7 @@ class RequeueReport:
         return self.total - self.sendable
 
 
-GROUPED = frozenset({"group", "failed_of_run", LISTED})
+GROUPED = frozenset({"group", "failed_of_run", "unsent_of_run", LISTED})
 """Filter words that may choose messages of several error groups, and few enough to count them by group."""
 
 

@@ -19,6 +19,7 @@ from django_rmq_retry.arguments import plural
 from django_rmq_retry.models import (
     BusinessKey,
     ErrorGroup,
+    ItemReason,
     ItemState,
     KeyList,
     ListedKey,
@@ -184,9 +185,10 @@ def _edited_at(value: Any) -> Q:
     return Q(pk__in=list(edited.values_list("message", flat=True)[:MOST_SEARCHED_IDS]) or [0])
 
 
-def _of_run(state: ItemState) -> Callable[[Any], Q]:
+def _of_run(state: ItemState, **more: ItemReason) -> Callable[[Any], Q]:
     """Match the messages whose outcome in a requeue run was this one."""
-    return lambda value: Q(Exists(RequeueItem.objects.filter(run=int(value), state=state, message=OuterRef("pk"))))
+    items = RequeueItem.objects.filter(state=state, message=OuterRef("pk"), **more)
+    return lambda value: Q(Exists(items.filter(run=int(value))))
 
 
 def _listed(value: Any) -> Q:
@@ -273,6 +275,9 @@ FIELDS: Mapping[str, Field] = {
         "that failed again in this requeue run",
     ),
     "processed_of_run": Field(_of_run(ItemState.PROCESSED), pgettext_lazy("filter", "processed in requeue run")),
+    "unsent_of_run": Field(
+        _of_run(ItemState.SKIPPED, skip_code=ItemReason.STOPPED), pgettext_lazy("filter", "not sent by requeue run")
+    ),
     "edited_at": Field(_edited_at, pgettext_lazy("filter", "edited at")),
     "cycle_min": Field(
         _number("cycle__gte"), pgettext_lazy("filter", "from cycle"), "N", "sent to their queue at least N times"

@@ -23,7 +23,7 @@ from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page, address_of, follow, press
 from tests.operators.invariants import check_audit_log
-from tests.operators.made import ANN, discard_messages, logged, restore_messages
+from tests.operators.made import ANN, discard_messages, logged, pause_run, requeue_run, restore_messages
 
 pytestmark = pytest.mark.django_db
 MESSAGES = "/admin/rmq_retry/parkedmessage/"
@@ -211,6 +211,20 @@ def test_an_edit_is_reviewed_stored_as_a_version_and_previewed(page: Client, set
     assert (bytes(version.body), version.by, version.number) == (b'\n{"amount": 1.10}', "lead", 2)
     assert bytes(again(one).body) == b'\n{"amount": 100.00}'
     assert "1 is sent as it was edited" in Page(preview).text
+
+
+def test_an_edit_names_the_run_that_has_still_to_send_the_message(page: Client, settings: Any) -> None:
+    edited(settings)
+    one = made.message()
+    run = requeue_run([one.pk], reason="x")
+    pause_run(run)
+    form = page.get(f"{MESSAGES}{one.pk}/edit/")
+    review = press(page, form, "Review the changes", text='{"amount": 1.10}')
+    RequeueRun.objects.update(state="stopped")
+    later = page.get(f"{MESSAGES}{one.pk}/edit/")
+    said = f"Requeue run {run.pk} by {run.by} is paused and has not sent it."
+
+    assert [said in Page(shown).text for shown in (form, review, later)] == [True, True, False]
 
 
 def test_a_large_edit_is_previewed_by_its_beginning_and_stored_whole(page: Client, settings: Any) -> None:

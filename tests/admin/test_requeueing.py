@@ -14,12 +14,13 @@ from django.utils import timezone
 from django_rmq_retry import Delivery, Fixed, Message, RetryThenPark, handler
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, RunState, State
+from django_rmq_retry.parked import steering
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page, press
-from tests.operators.made import drive_run
+from tests.operators.made import BOB, discard_messages, drive_run, requeue_run
 from tests.parked.made import copy_failed
 
 pytestmark = pytest.mark.django_db
@@ -310,6 +311,23 @@ def test_the_failed_messages_of_a_run_are_selected_by_one_button(page: Client) -
 
     assert "Requeue 1 message" in Page(preview).text
     assert Selection.read(token).filter["failed_of_run"] == run.pk
+
+
+def test_what_a_stopped_run_has_not_sent_is_requeued_by_one_button(page: Client) -> None:
+    """An operator had to find the group again, and the rest in it."""
+    cause = made.group()
+    first, second, other = (made.message(cause) for _ in range(3))
+    run = requeue_run([first.pk, second.pk], reason="x")
+    before = page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/")
+    steering.stop(run.pk, BOB, reason="wrong rate")
+    discard_messages([first.pk])
+    shown = page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/")
+    preview = page.get(Page(shown).links["Requeue the 1 that were not sent…"], follow=True)
+    token = parse_qs(urlsplit(preview.redirect_chain[-1][0]).query)["sel"][0]
+
+    assert "not sent…" not in Page(before).text
+    assert list(Selection.read(token).queryset()) == [second]
+    assert other.open
 
 
 def test_the_list_of_runs_shows_the_result_of_each(page: Client) -> None:

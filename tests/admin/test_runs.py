@@ -141,6 +141,43 @@ def test_a_lease_of_a_driver_that_sends_nothing_is_no_sign_of_a_broker(
     assert [words for words in untrue if words in shown_so] == []
 
 
+@pytest.mark.parametrize(
+    ("fields", "goes_on"),
+    [
+        ({"processed": 3}, True),
+        ({"processed": 4}, False),
+        ({"processed": 3, "finished_at": timedelta(hours=2)}, False),
+        ({"processed": 3, "retries_of": "payments.main"}, False),
+    ],
+    ids=["an outcome is missing", "all have one", "for too long", "nobody looks for it"],
+)
+def test_a_stopped_run_updates_until_all_that_it_sent_has_an_outcome(
+    page: Client, fields: dict[str, Any], goes_on: bool
+) -> None:
+    """Its page stood at "143 waiting for outcome" for good, without a word that it no longer updates."""
+    since = fields.pop("finished_at", timedelta())
+    run = run_of(state=RunState.STOPPED, sent=4, finished_at=timezone.now() - since, **fields)
+    content = page.get(f"{RUNS}{run.pk}/change/").content.decode()
+
+    assert ("data-rmq-over" not in content, "data-rmq-pulse" in content) == (goes_on, goes_on)
+
+
+def test_the_list_says_when_each_run_began_and_ended_and_names_its_messages_in_full(page: Client) -> None:
+    ended = timezone.now() - timedelta(days=3)
+    causes = [made.group(title=f"{name}Amount", culprit="pay.amounts:read").pk for name in ("Unreadable", "Missing")]
+    run_of(
+        state=RunState.FINISHED,
+        started_at=ended - timedelta(minutes=4),
+        finished_at=ended,
+        causes=[[causes[0], 12], [causes[1], 2]],
+    )
+    text = Page(page.get(RUNS)).text
+
+    assert f"Started {timezone.localtime(ended - timedelta(minutes=4)):%Y-%m-%d %H:%M}" in text
+    assert f"Ended {timezone.localtime(ended):%Y-%m-%d %H:%M} · 4 min" in text
+    assert "12 UnreadableAmount · pay.amounts:read · 2 MissingAmount · pay.amounts:read" in text
+
+
 def test_an_outage_is_no_time_of_sending(page: Client) -> None:
     since = timezone.now() - timedelta(seconds=1000)
     run = run_of(total=9000, sent=100, paced_sent=0, paced_at=since, started_at=since, rate=50, beat_at=timezone.now())
