@@ -39,12 +39,12 @@ class AlertWatcher(Recurring):
     def __init__(
         self,
         *,
-        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+        with_connections: Callable[[], AbstractContextManager[object]] = nullcontext,
         look: Callable[[Alerts], Found] = find,
         out: Sequence[Patient] | None = None,
     ) -> None:
         super().__init__("rmq-alerts")
-        self._around = around
+        self._with_connections = with_connections
         self._look = look
         self._ways = [Patient(way) for way in ways(settings())] if out is None else out
         self._failures = LastingFailures()
@@ -56,7 +56,7 @@ class AlertWatcher(Recurring):
     def turn(self) -> float:
         began = time.monotonic()
         try:
-            with self._around():
+            with self._with_connections():
                 self.look()
             self._failures.ends()
         except LeaseLost:

@@ -18,12 +18,12 @@ class Watch(Recurring):
     """The thread; it starts before the consumer. A database that is away or hangs delays nothing else."""
 
     def __init__(
-        self, gate: BreakerGate, halts: Halts, *, around: Callable[[], AbstractContextManager[object]]
+        self, gate: BreakerGate, halts: Halts, *, with_connections: Callable[[], AbstractContextManager[object]]
     ) -> None:
         super().__init__("rmq-controls")
         self._gate = gate
         self._halts = halts
-        self._around = around
+        self._with_connections = with_connections
 
     def start(self) -> None:
         """Start the thread and return after its first read of the database, or after ``FIRST_READ_SECONDS``."""
@@ -45,7 +45,7 @@ class Watch(Recurring):
 
     def _exchange(self, *, last: bool) -> float:
         try:
-            with self._around():
+            with self._with_connections():
                 wait = self._gate.turn()
                 self._halts.report()
                 if last:

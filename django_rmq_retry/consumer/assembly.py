@@ -92,7 +92,7 @@ def consumer(
         facts: dict[str, Any] = {"name": name, "number": number, "package": __version__, "threads": threads}
         heartbeat = Heartbeat(made, **facts, queues=made.pauses.queues)
     halts = Halts(lambda: events.halts, name, holds=source.holds, let_go=events.let_go)
-    watch = Watch(breaker_gate, halts, around=FreshConnections)
+    watch = Watch(breaker_gate, halts, with_connections=FreshConnections)
     return ConsumerWithThreads(consumer=made, watch=watch, heartbeat=heartbeat, recorder=recorder)
 
 
@@ -156,7 +156,7 @@ def drainer(queues: Sequence[str]) -> Drainer:
         source=lambda: PikaSource(opened.io("rmq-io"), access, opened.publisher, patient=True),
         storage=RecordStore(homes_of(work_queues), work_queues),
         aside=PutAside(),
-        around=FreshConnections,
+        with_connections=FreshConnections,
         chores=(
             Chore(name="Retention", every=HOUR_SECONDS, run=delete_old),
             Chore(name="Retention of handled messages", every=HOUR_SECONDS, run=EntryRetention()),

@@ -91,7 +91,7 @@ class Chore:
     failing: bool = False
 
 
-def do_due(chores: Sequence[Chore], around: Callable[[], AbstractContextManager[object]]) -> None:
+def do_due(chores: Sequence[Chore], with_connections: Callable[[], AbstractContextManager[object]]) -> None:
     """Run the chores that are due; a chore that fails is run again at its next time."""
     for chore in chores:
         now = time.monotonic()
@@ -99,7 +99,7 @@ def do_due(chores: Sequence[Chore], around: Callable[[], AbstractContextManager[
             continue
         chore.due = now + chore.every
         try:
-            with around():
+            with with_connections():
                 more = chore.run()
         except Exception:
             # Log only the first failure: a database that is down for hours would raise the same error each time.
@@ -119,7 +119,7 @@ class DrainerParts:
     storage: RecordStorage
     aside: Callable[[Delivery, str], None]
     """Copies a delivery, with the reason, into a queue for unrecorded messages; returns once the copy is confirmed."""
-    around: Callable[[], AbstractContextManager[object]]
+    with_connections: Callable[[], AbstractContextManager[object]]
     chores: Sequence[Chore] = ()
 
 
@@ -196,14 +196,14 @@ class Drainer(Recurring):
             if not self._store(batch):
                 log.error("Parked messages return to their queues: no database for %g s", GIVE_UP_SECONDS)
                 break
-            do_due(self._parts.chores, self._parts.around)
+            do_due(self._parts.chores, self._parts.with_connections)
         self._close()
 
     def _ready(self) -> bool:
         """Wait until the database can store messages, before any is consumed; return False if stopped meanwhile."""
         wait = FIRST_STORE_WAIT_SECONDS
         while not self.stopping.is_set():
-            with self._parts.around():
+            with self._parts.with_connections():
                 why = self._parts.storage.outage()
             if not why:
                 self._away = False
@@ -237,7 +237,7 @@ class Drainer(Recurring):
         left = self._ours(batch)
         while left and not self.stopping.is_set():
             try:
-                with self._parts.around():
+                with self._parts.with_connections():
                     stored = self._parts.storage.store(left)
             except StoreUnavailable as outage:
                 self._settle(outage.done)

@@ -64,7 +64,7 @@ class ConsumingProcess:
         if instruments is not None and number <= 1:
             # One process reads them for all: a second one would cost the database the same again.
             parts = instruments.notice, instruments.board, start.work_queues
-            self._figures = Figures(*parts, threads=start.threads, around=FreshConnections)
+            self._figures = Figures(*parts, threads=start.threads, with_connections=FreshConnections)
         self._reached = reached
         self._row = row
         self._number = number
@@ -76,9 +76,9 @@ class ConsumingProcess:
             counts_acks=row is not None or start.liveness_file is not None,
         )
         self._drainer = assembly.drainer(parked_queues()) if start.parks else None
-        self._runs = RunDriver(around=FreshConnections) if start.parks else None
-        self._relaying = RelayThread(around=FreshConnections) if outbox_rows.served() else None
-        self._alerts = AlertWatcher(around=FreshConnections) if settings().alerts else None
+        self._runs = RunDriver(with_connections=FreshConnections) if start.parks else None
+        self._relaying = RelayThread(with_connections=FreshConnections) if outbox_rows.served() else None
+        self._alerts = AlertWatcher(with_connections=FreshConnections) if settings().alerts else None
         self._with_threads = assembly.consumer(
             start.work_queues,
             self._events,

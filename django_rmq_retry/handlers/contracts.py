@@ -57,7 +57,7 @@ def log_failure(what: str, error: BaseException | None = None) -> None:
 
 
 class Gate(Protocol):
-    """A check around each run of a ``gated`` handler: breaker, rate or key. Called by its worker, in ``around``."""
+    """A check around each run of a ``gated`` handler: breaker, rate or key. Its worker calls it, with connections."""
 
     def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | Verdict | None:
         """Return None to let the handler run, else the delivery's end; an error keeps it unacked and uncounted."""

@@ -37,12 +37,12 @@ class RunDriver(Recurring):
     def __init__(
         self,
         *,
-        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+        with_connections: Callable[[], AbstractContextManager[object]] = nullcontext,
         look: float = RUN_LOOK_SECONDS,
         chores: float = CHORES_SECONDS,
     ) -> None:
         super().__init__("rmq-runs")
-        self._around = around
+        self._with_connections = with_connections
         self._look, self._chores = look, chores
         self._steps: dict[int, tuple[RunSteps, float]] = {}
         self._look_at = self._chores_at = 0.0
@@ -50,7 +50,7 @@ class RunDriver(Recurring):
 
     def turn(self) -> float:
         try:
-            with self._around():
+            with self._with_connections():
                 self._do_due()
         except Exception as error:  # noqa: BLE001 - the thread lives as long as its process
             self._complain(error)

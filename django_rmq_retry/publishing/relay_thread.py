@@ -36,9 +36,9 @@ Report = Callable[[bool], None]
 class RelayThread(Recurring):
     """The thread with the relays of all outboxes; an unreachable database stops its own relay only."""
 
-    def __init__(self, *, around: ContextFactory = nullcontext, burst: bool = False) -> None:
+    def __init__(self, *, with_connections: ContextFactory = nullcontext, burst: bool = False) -> None:
         super().__init__("rmq-relay")
-        self._around = around
+        self._with_connections = with_connections
         self._burst = burst
         self.over = threading.Event()
         """Set when the thread has ended, after `stop` or by itself."""
@@ -121,7 +121,7 @@ class RelayThread(Recurring):
                 return 0.0
             failure = f"The relay cannot serve the outbox of {using!r}"
             try:
-                with self._around():
+                with self._with_connections():
                     waits.append(self._serve(using))
                 self._failures.ends(failure)
             except Exception as error:  # noqa: BLE001 - the thread must survive any error

@@ -103,14 +103,14 @@ class Figures(Recurring):
         work_queues: Sequence[WorkQueue],
         *,
         threads: int,
-        around: Callable[[], AbstractContextManager[object]],
+        with_connections: Callable[[], AbstractContextManager[object]],
     ) -> None:
         super().__init__("rmq-figures")
         self._notice = notice
         self._board = board
         self._work_queues = tuple(work_queues)
         self._threads = threads
-        self._around = around
+        self._with_connections = with_connections
         self._failures = LastingFailures()
         self._asking = threading.Lock()
 
@@ -155,7 +155,7 @@ class Figures(Recurring):
         return in_time(self._reading, alias, FIGURES_PATIENCE_SECONDS)
 
     def _reading(self) -> Reading:
-        with self._asking, self._around():
+        with self._asking, self._with_connections():
             found = survey()
             open_ones = ParkedMessage.objects.filter(state__in=OPEN).order_by()
             rows = open_ones.values_list("queue", "state", "group__muted")

@@ -69,7 +69,9 @@ class FiguresCollector(Base):  # type: ignore[misc, valid-type]  # the client ma
             )
         work_queues = registry.work_queues()
         # The connections of a web request are renewed by Django itself.
-        self._figures = Figures(Notice(), Board(work_queues), work_queues, threads=threads, around=nullcontext)
+        self._figures = Figures(
+            Notice(), Board(work_queues), work_queues, threads=threads, with_connections=nullcontext
+        )
         self._known: list[Metric] = []
         self._read_at = -READ_EVERY_SECONDS
 

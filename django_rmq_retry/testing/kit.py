@@ -188,7 +188,7 @@ def assert_topology(snapshot: str | os.PathLike[str]) -> None:
         raise AssertionError("\n".join([f"The topology differs from {path}. {fix}", *difference]))
 
 
-class Around:
+class WithCommitCallbacks:
     """Run commit callbacks when an attempt ends, because a TestCase never commits.
 
     Connections stay open, unlike in production, because the test continues to use them.
@@ -385,7 +385,7 @@ class RmqTest:
         settings = conf.settings()
         events = Events(clock, [self._recorder, Announcer()])
         return Surroundings(
-            with_connections=Around,
+            with_connections=WithCommitCallbacks,
             journals=(events,),
             clock=clock,
             now_ms=self._broker.now_ms,

@@ -77,7 +77,7 @@ class Bench:
         return Attempts(work_queues_of(others) if others else self.work_queues(), self.surroundings())
 
     def surroundings(self) -> Surroundings:
-        return surroundings(self.book, with_connections=self.around, chance=self.chance, **self.options)
+        return surroundings(self.book, with_connections=self.with_connections, chance=self.chance, **self.options)
 
     def work_queues(self) -> tuple[WorkQueue, ...]:
         made = Subscription(
@@ -96,7 +96,7 @@ class Bench:
         return self.act(arrival)
 
     @contextmanager
-    def around(self) -> Iterator[None]:
+    def with_connections(self) -> Iterator[None]:
         self.log.append("enter")
         try:
             yield

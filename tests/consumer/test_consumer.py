@@ -275,7 +275,7 @@ def test_a_failure_common_to_all_messages_parks_none(error: BaseException) -> No
     assert noted == []
 
 
-class Around:
+class FailingConnections:
     """Fails at the given calls of its entry or its exit."""
 
     def __init__(self, entries: Iterable[int] = (), exits: Iterable[int] = ()) -> None:
@@ -333,8 +333,8 @@ def handling(act: Callable[[Delivery], object], policy: Policy = PATIENT, **opti
 
 def test_a_failing_cleanup_does_not_change_the_settlement(caplog: pytest.LogCaptureFixture) -> None:
     runs: list[bytes] = []
-    around = Around(exits=[1])
-    with handling(lambda message: runs.append(message.body), with_connections=lambda: around) as made:
+    failing = FailingConnections(exits=[1])
+    with handling(lambda message: runs.append(message.body), with_connections=lambda: failing) as made:
         made.tap.bring(b"1", b"2")
         wait_until(lambda: len(made.tap.settled) == 2)
 
@@ -350,8 +350,8 @@ def test_a_failing_cleanup_does_not_stop_the_next_attempt() -> None:
         if len(runs) == 1:
             raise ConnectionError("no bank")
 
-    around = Around(exits=[1])
-    with handling(act, StopTheLine(backoff=Fixed(30)), with_connections=lambda: around) as made:
+    failing = FailingConnections(exits=[1])
+    with handling(act, StopTheLine(backoff=Fixed(30)), with_connections=lambda: failing) as made:
         halted, done = tried(made, delivery(), 2)
 
     assert ((halted.instruction, halted.hold), done, runs) == ((Instruction.KEEP, 30), DONE, [1, 2])
@@ -362,7 +362,7 @@ def test_only_consecutive_failures_outside_the_handler_count() -> None:
     enters = iter([True, True, False] * 3)
 
     @contextmanager
-    def around() -> Iterator[None]:
+    def with_connections() -> Iterator[None]:
         if next(enters):
             raise ValueError("no room")
         yield
@@ -371,7 +371,7 @@ def test_only_consecutive_failures_outside_the_handler_count() -> None:
         runs.append(message.attempt)
         raise ConnectionError("no bank")
 
-    with handling(act, StopTheLine(backoff=Fixed(30)), with_connections=around) as made:
+    with handling(act, StopTheLine(backoff=Fixed(30)), with_connections=with_connections) as made:
         settled = tried(made, delivery(), 9)
 
     kept = Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_SECONDS)

@@ -69,7 +69,11 @@ class Stage:
         self.aside_tries = 0
         self.entered = 0
         means = DrainerParts(
-            source=self._tap, storage=self.shelf, aside=self._aside, around=self._around, chores=tuple(chores)
+            source=self._tap,
+            storage=self.shelf,
+            aside=self._aside,
+            with_connections=self._with_connections,
+            chores=tuple(chores),
         )
         self.drainer = Drainer(LINES, means)
 
@@ -91,7 +95,7 @@ class Stage:
             raise self.no_aside
         self.set_aside.append((one.body, why))
 
-    def _around(self) -> Any:
+    def _with_connections(self) -> Any:
         self.entered += 1
         return nullcontext()
 

@@ -29,7 +29,7 @@ def test_a_database_that_does_not_answer_is_asked_once_and_leaves_the_figures_of
     monkeypatch.setattr(figures, "_gauged", tuple)
     monkeypatch.setattr(figures, "FIGURES_PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr(time_limit, "alone_sees_its_data", lambda _alias: False)
-    read = Figures(Notice(), Board(()), (), threads=1, around=nullcontext).read
+    read = Figures(Notice(), Board(()), (), threads=1, with_connections=nullcontext).read
     try:
         texts = [exposition_text(read()) for _ in range(2)]
     finally:

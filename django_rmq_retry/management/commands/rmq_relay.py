@@ -143,10 +143,10 @@ class Command(RmqCommand):
 
 def _run(options: Options) -> tuple[RelayThread, bool]:
     """Run until a signal, a limit, or the end of a burst; return True if the relay stopped within its timeout."""
-    relaying = RelayThread(around=FreshConnections, burst=options["burst"])
+    relaying = RelayThread(with_connections=FreshConnections, burst=options["burst"])
     served = [*_served(options["http"], relaying)]
     if settings().alerts and not options["burst"]:
-        served.append(AlertWatcher(around=FreshConnections))
+        served.append(AlertWatcher(with_connections=FreshConnections))
     supervisor.listen(lambda _why: relaying.over.set())
     relaying.start()
     for one in served:
@@ -170,7 +170,7 @@ def _served(address: Address | None, relaying: RelayThread) -> Sequence[HttpThre
     except AddressUnusable as error:
         raise usage_error(str(error)) from error
     board, threads = Board(registry.work_queues()), settings().threads
-    figures = Figures(notice, board, registry.work_queues(), threads=threads, around=FreshConnections)
+    figures = Figures(notice, board, registry.work_queues(), threads=threads, with_connections=FreshConnections)
     return figures, HttpThread(server)
 
 
