@@ -26,9 +26,10 @@ from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.policies.breaker import Breaker
 from django_rmq_retry.policies.dead_letter import QUEUE
 from django_rmq_retry.policies.policy import Policy, RetryThenPark
+from django_rmq_retry.publishing.calls import acall, call
 from django_rmq_retry.publishing.destination import Destination
 from django_rmq_retry.publishing.options import options_of
-from django_rmq_retry.publishing.publish import acall, adispatch, call, dispatch, message_of
+from django_rmq_retry.publishing.publish import adispatch, dispatch, message_of
 from django_rmq_retry.topology.declarations import Queue, check_name, check_queue, check_text
 
 R = TypeVar("R")

@@ -1,4 +1,4 @@
-"""``publish`` and ``call``: encode data as messages, and send them now or on commit."""
+"""``publish``: encode data as messages, and send them now or on commit."""
 
 import asyncio
 import logging
@@ -6,7 +6,6 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from typing import Literal
 
 from asgiref.sync import sync_to_async
@@ -16,11 +15,10 @@ from django_rmq_retry.amqp.contracts import PublishResult
 from django_rmq_retry.amqp.frames import check_address, check_writable
 from django_rmq_retry.arguments import check_seconds
 from django_rmq_retry.conf import settings
-from django_rmq_retry.errors import CallFailed, ConfigurationError, NotExpirable
+from django_rmq_retry.errors import ConfigurationError, NotExpirable
 from django_rmq_retry.hooks import AroundPublish, project_hooks
-from django_rmq_retry.messages.codecs import JSON, Codec, decoded
-from django_rmq_retry.messages.header_names import ANSWER, FAILED
-from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.codecs import JSON, Codec
+from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import EMPTY, Headers, Properties, milliseconds
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing import outbox as outboxes
@@ -184,7 +182,7 @@ def dispatch(
     """Send a message now, or after the commit if a transaction is open. Return the message's id."""
     _check_timeout(timeout)
     using = None if immediate else outboxes.writer.open_transaction()
-    with _hooks(message, handler, stored=using is not None) as sent:
+    with hooked(message, handler, stored=using is not None) as sent:
         if using is None:
             broker_connections.connections.publisher.publish(_without_order_key(sent), timeout=timeout)
         else:
@@ -192,7 +190,7 @@ def dispatch(
     return message.properties.message_id or ""
 
 
-def _hooks(
+def hooked(
     message: Message, handler: str = "", *, kind: PublishKind = "publish", stored: bool = False
 ) -> AbstractContextManager[Message]:
     """Return the hooks of the setting AROUND, as a context with the message and the headers that they add."""
@@ -212,7 +210,7 @@ def _entered(message: Message, handler: str, kind: PublishKind, *, stored: bool)
 def _after_hooks(messages: Iterable[Message], *, stored: bool) -> Iterator[Message]:
     """Yield messages with the headers that the hooks add; each hook has been left when its message is sent."""
     for message in messages:
-        with _hooks(message, stored=stored) as changed:
+        with hooked(message, stored=stored) as changed:
             pass
         yield changed
 
@@ -228,7 +226,7 @@ async def adispatch(
     if broker_connections.in_once.get():
         # The transaction of the handler is open in the thread that waits for this coroutine.
         return await sync_to_async(dispatch)(message, handler=handler, timeout=timeout)
-    with _hooks(message, handler) as sent:
+    with hooked(message, handler) as sent:
         return await _send_and_await(sent, timeout)
 
 
@@ -299,52 +297,3 @@ def _check_timeout(timeout: float | None) -> None:
     """Check the timeout before a message is sent, so that an invalid one is not found while it is in flight."""
     if timeout is not None:
         check_seconds("timeout=…", timeout)
-
-
-def call(
-    data: object,
-    *,
-    destination: Destination,
-    timeout: float = 5.0,
-    exclusive: bool = False,
-    options: PublishOptions = PLAIN,
-) -> object:
-    """Send a call, also inside a transaction at once, as its caller waits; return the handler's answer."""
-    message = _call_message(data, destination, options, timeout)
-    with _hooks(message, destination.handler, kind="call") as sent:
-        answer = broker_connections.connections.caller(exclusive=exclusive).call(sent, timeout=timeout)
-        return _answer_of(answer, destination.codec)
-
-
-async def acall(
-    data: object,
-    *,
-    destination: Destination,
-    timeout: float = 5.0,  # noqa: ASYNC109 - it limits the wait of a thread
-    exclusive: bool = False,
-    options: PublishOptions = PLAIN,
-) -> object:
-    message = _call_message(data, destination, options, timeout)
-    caller = broker_connections.connections.caller(exclusive=exclusive)
-    with _hooks(message, destination.handler, kind="call") as sent:
-        return _answer_of(await asyncio.to_thread(caller.call, sent, timeout=timeout), destination.codec)
-
-
-def _call_message(data: object, destination: Destination, options: PublishOptions, timeout: float) -> Message:
-    check_seconds("timeout=…", timeout)
-    if options.correlation_id is not None:
-        raise ConfigurationError("call(…) sets correlation_id=… itself, to match the answer. Leave it out.")
-    if options.order_key:
-        raise ConfigurationError("call(…) is sent at once, so order_key=… has no effect. Leave it out.")
-    known = replace(options, correlation_id=uuid.uuid4().hex)
-    return message_of(data, options=known, destination=destination)
-
-
-def _answer_of(answer: Delivery, codec: Codec) -> object:
-    if answer.headers.get(ANSWER) != FAILED:
-        return decoded(answer, codec, settings().limits)
-    # An error is always JSON, even if the handler has another codec.
-    data = decoded(answer, JSON, settings().limits)
-    error = data.get("error") if isinstance(data, dict) else None
-    facts = error if isinstance(error, dict) else {}
-    raise CallFailed(str(facts.get("type", "an error")), str(facts.get("message", "")))

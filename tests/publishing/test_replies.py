@@ -34,8 +34,8 @@ from django_rmq_retry.errors import (
 from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.messages import Codec
+from django_rmq_retry.publishing.calls import acall, call
 from django_rmq_retry.publishing.options import PublishOptions
-from django_rmq_retry.publishing.publish import acall, call
 from tests.amqp.declared import declare
 from tests.amqp.live import io_thread, publisher_on, source_on
 from tests.consumer.attempts import attempts_of
