@@ -22,6 +22,8 @@ from django_rmq_retry.topology.drawings import clean
 from django_rmq_retry.wording import DAY, HOUR, MINUTE, minute, number
 
 BAR, GAP, HEIGHT, LEAST = 6, 2, 24, 2
+CHART_BAR, CHART_HEIGHT, LABEL_HEIGHT, LABELLED = 28, 60, 18, 3
+"""The chart on the page of a group: as wide as its column, with a time below every third bar."""
 _FEW = 10 * MINUTE
 """Below this, a span includes its seconds."""
 _SHORT = 0.1
@@ -34,22 +36,37 @@ NOTHING = "\N{EN DASH}"
 """The sign for an unknown value; it never stands for a number."""
 
 
-def sparkline(counts: Sequence[int], *, title: str, height: int = HEIGHT) -> str:
+def sparkline(counts: Sequence[int], *, title: str) -> str:
     """Draw bars from the oldest to the newest; a count above zero always gets a visible bar."""
-    width = max(len(counts) * (BAR + GAP) - GAP, 1)
+    return _drawn(counts, title=title, height=HEIGHT, bar=BAR)
+
+
+def chart(counts: Sequence[int], starts: Sequence[datetime], *, title: str) -> str:
+    """Draw the same bars larger, with the times at which every third of them starts below them."""
+    times = "".join(
+        f'<text x="{place * (CHART_BAR + GAP)}" y="{CHART_HEIGHT + LABEL_HEIGHT - 4}">'
+        f"{timezone.localtime(start):%H:%M}</text>"
+        for place, start in enumerate(starts)
+        if place % LABELLED == 0
+    )
+    return _drawn(counts, title=title, height=CHART_HEIGHT, bar=CHART_BAR, below=times)
+
+
+def _drawn(counts: Sequence[int], *, title: str, height: int, bar: int, below: str = "") -> str:
+    width = max(len(counts) * (bar + GAP) - GAP, 1)
+    whole = height + (LABEL_HEIGHT if below else 0)
     highest = max(counts, default=0)
-    bars = "".join(_bar(place, count, highest, height) for place, count in enumerate(counts))
+    bars = "".join(_bar(place, count, highest, height, bar) for place, count in enumerate(counts))
     return (
-        f'<svg class="rmq-spark" role="img" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'focusable="false"><title>{clean(title)}</title>{bars}</svg>'
+        f'<svg class="rmq-spark" role="img" width="{width}" height="{whole}" viewBox="0 0 {width} {whole}" '
+        f'focusable="false"><title>{clean(title)}</title>{bars}{below}</svg>'
     )
 
 
-def _bar(place: int, count: int, highest: int, height: int) -> str:
+def _bar(place: int, count: int, highest: int, height: int, bar: int) -> str:
     tall = max(round(height * count / highest), LEAST) if count > 0 else 1
     kind = "bar" if count > 0 else "none"
-    left = place * (BAR + GAP)
-    return f'<rect class="{kind}" x="{left}" y="{height - tall}" width="{BAR}" height="{tall}"/>'
+    return f'<rect class="{kind}" x="{place * (bar + GAP)}" y="{height - tall}" width="{bar}" height="{tall}"/>'
 
 
 MIXED = "mixed"

@@ -46,8 +46,8 @@ class Look:
 
     @property
     def unreachable(self) -> str:
-        """The reason that the broker cannot be reached; empty if it can."""
-        return self.away.text if self.away else ""
+        """The reason that the broker cannot be reached, without a stop, for brackets; empty if it can."""
+        return self.away.text.removesuffix(".") if self.away else ""
 
     def level(self, queue: str) -> Level | None:
         return next((level for level in self.levels if level.queue == queue), None)

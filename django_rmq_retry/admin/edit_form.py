@@ -121,8 +121,9 @@ def _form_page(
     free = _free(rows)
     typed = form.headers if form else {}
     fields = [
-        (row, f"{HEADER_FIELD}{free.index(row.name)}" if row.name in free else "", typed.get(row.name) or row.text)
+        (row, f"{HEADER_FIELD}{free.index(row.name)}", typed.get(row.name) or row.text)
         for row in rows
+        if row.name in free
     ]
     problems = () if "back" in request.POST else problems
     return pages.page(
@@ -136,6 +137,7 @@ def _form_page(
         text=text,
         lines=min(max(text.count("\n") + 2, FEWEST_LINES), MOST_LINES),
         fields=fields,
+        fixed=[row for row in rows if row.name not in free],
         version=form.version if form else message.version,
         new_id=form.new_id if form else "",
         reason=form.reason if form else "",

@@ -15,7 +15,7 @@ from django.urls import URLPattern
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin import broker_look, labels
-from django_rmq_retry.admin.cards import cards_of, is_permanent, plain_words, trends_of
+from django_rmq_retry.admin.cards import Card, cards_of, is_permanent, plain_words, trends_of
 from django_rmq_retry.admin.labels import IN_GROUP, LEFT_OUT
 from django_rmq_retry.admin.pages import Button, Pages, edits, refusal, requires
 from django_rmq_retry.admin.timeline import activity, latest
@@ -91,7 +91,7 @@ class ErrorGroupAdmin(Pages):
             look=broker_look.glimpse(),
             title=_("Error groups"),
             cards=[
-                (card, _ready(card.group), self._buttons(request, card.group))
+                (card, _ready(card.group), *self._card_buttons(request, card.group))
                 for card in cards_of(list(page.object_list))
             ],
             acts=self._acts(request),
@@ -121,9 +121,7 @@ class ErrorGroupAdmin(Pages):
             title=str(group),
             group=group,
             ready=_ready(group),
-            trend=trends_of([group.pk])[group.pk],
-            plain=plain_words(group),
-            is_permanent=is_permanent(group),
+            card=Card(group=group, trend=trends_of([group.pk])[group.pk], plain=plain_words(group)),
             buttons=self._buttons(request, group, own_page=True),
             links=labels.links(group_links(group, queue=main.queue, handler=main.handler, kind=group.type or "")),
             why_no_trace=no_trace,
@@ -177,13 +175,14 @@ class ErrorGroupAdmin(Pages):
         """Return the actions on the cause; on its own page also those that are not allowed, with the reason."""
         ready = _ready(group)
         editing = (_("Edit %(count)d…"), "bulk_edit", "parkedmessage_edit_many", "")
+        one_first = (_("Requeue one, then the others…"), "requeue", "requeuerun_preview", "&canary=1")
         beyond_edit = too_many() if ready > MOST_EDITED else ""
         why_no_edit = beyond_edit or refusal(request, "bulk_edit", count=ready)
         edited_first = is_permanent(group) and edits() and not why_no_edit
         actions = (
             *([editing] if edited_first else []),
-            (_("Requeue one, then the others…"), "requeue", "requeuerun_preview", "&canary=1"),
-            (_("Requeue %(count)d…"), "requeue", "requeuerun_preview", ""),
+            *([one_first] if ready > 1 else []),
+            (_("Requeue %(count)d…") if ready > 1 else _("Requeue…"), "requeue", "requeuerun_preview", ""),
             (_("Discard %(count)d…"), "discard", "parkedmessage_discard", ""),
             (_("Hold…"), "hold", "parkedmessage_hold", ""),
             *([editing] if own_page and edits() and not edited_first else []),
@@ -193,15 +192,25 @@ class ErrorGroupAdmin(Pages):
                 label=counted(label, count=ready),
                 address=f"{self.address(page)}?group={group.pk}{more}",
                 why=why_no_edit if verb == "bulk_edit" else refusal(request, verb, count=1 if more else ready),
-                kind="main" if own_page and (verb == "bulk_edit" if edited_first else more) else "",
+                kind="main" if own_page and place == 0 else "",
             )
-            for label, verb, page, more in actions
+            for place, (label, verb, page, more) in enumerate(actions)
             if ready
         ]
         if own_page:
             address = self.address("errorgroup_note", group.pk)
             return [*buttons, Button(label=_("Note…"), address=address, why=refusal(request, "note"))]
         return [button for button in buttons if not button.why]
+
+    def _card_buttons(self, request: HttpRequest, group: Any) -> tuple[list[Button], list[Button]]:
+        """Return the actions of a card: those it shows, and those in its menu.
+
+        A card of one message has no menu: the page of the group has the others.
+        """
+        buttons = self._buttons(request, group)
+        if _ready(group) == 1:
+            return [one for one in buttons if "discard" not in one.address and "hold" not in one.address], []
+        return buttons[:1], buttons[1:]
 
     def _origin(self, request: HttpRequest, group: ErrorGroup, origin: Origin, count: int) -> dict[str, Any]:
         """Return a queue and handler of the group, with the address of its messages, and of their preview."""

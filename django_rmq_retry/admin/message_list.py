@@ -10,7 +10,7 @@ from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
-from django.db.models import QuerySet, Subquery
+from django.db.models import QuerySet, Subquery, Sum
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
@@ -24,11 +24,18 @@ from django_rmq_retry.admin.pages import Pages, refusal, requires
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.reasons import Reason
-from django_rmq_retry.models import ErrorGroup, ParkedMessage, State
+from django_rmq_retry.models import ErrorGroup, ParkedMessage, ParkedOrigin, State
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.database import database
-from django_rmq_retry.parked.selection import FIELDS, narrowed, number_in, numbers_of, queues_with_records
+from django_rmq_retry.parked.selection import (
+    FIELDS,
+    group_numbers,
+    narrowed,
+    number_in,
+    numbers_of,
+    queues_with_records,
+)
 
 AGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 MOST_NEWER = 100
@@ -280,10 +287,23 @@ def searched(request: HttpRequest, asked: str) -> dict[str, Any]:
     return {"search" if found(request, asked) else "begins": asked} if asked else {}
 
 
+def counted_by_origin(words: dict[str, Any]) -> int | None:
+    """Return the number of messages that a filter means by the counters of origins; None if they do not tell it."""
+    named = {**words}
+    if named.pop("state", None) != [State.PARKED] or named.keys() - {"group", "queue", "handler", "type"}:
+        return None
+    if "group" in named:
+        named["group__in"] = group_numbers(named.pop("group"))
+    total = ParkedOrigin.objects.filter(**named, count__gt=0).aggregate(n=Sum("count"))["n"]
+    return int(total or 0)
+
+
 class MessageList(ChangeList):
     """The list, whose filters also form a selection; rows that the project's rules withhold are left out."""
 
     capped = False
+    known: int | None = None
+    """The number of all rows, where the pages show not all of them and the counters tell it."""
     newest = 0
     """The highest id when the list was read."""
     same: tuple[str, ...] = ()
@@ -302,6 +322,8 @@ class MessageList(ChangeList):
         self.queryset = self.queryset.annotate(newest=Subquery(last))
         super().get_results(request)
         self.capped = bool(getattr(self.paginator, "capped", False))
+        if self.capped:
+            self.known = counted_by_origin(self.words())
         if not self.result_count:
             # An index has shown that no row matches; a query for the rows might search the whole table.
             self.result_list = []

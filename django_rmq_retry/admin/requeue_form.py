@@ -28,6 +28,7 @@ from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.markup import counted
 from django_rmq_retry.models import ErrorGroup, ItemReason
+from django_rmq_retry.ordering.keys import blocked_by
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.findings import RequeueReport, RequeueTerms, first_sendable, report
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
@@ -151,6 +152,8 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
         "permanent": next((finding for finding in found.findings if finding.name == "permanent"), None),
         "button": counted(many, count=found.sendable),
         "alone": selection.alone,
+        "single": selection.alone or found.total == 1,
+        "behind": _behind(selection) if found.total == 1 else 0,
         "others": found.sendable - 1,
         "why_not_one": refusal(request, "requeue"),
         "unchecked": unchecked(request, selection),
@@ -176,6 +179,13 @@ def _growing(groups: Sequence[tuple[ErrorGroup, int]]) -> int:
     newest = parked_lately([group.pk for group, _count in groups], buckets=1).newest
     now = database_clock.now(database())
     return sum(newest[group.pk] for group, _count in groups if grows(newest[group.pk], group.last_seen, now))
+
+
+def _behind(selection: Selection) -> int:
+    """Return how many messages wait behind the only one of a selection, if its ordering key is blocked by it."""
+    message = selection.queryset().first()
+    waiting = None if message is None else blocked_by(message).values_list("waiting", flat=True).first()
+    return waiting or 0
 
 
 def _first(selection: Selection, terms: RequeueTerms) -> Selection:

@@ -58,6 +58,7 @@ class HeaderRow:
     kind: HeaderKind
     text: str
     type: str
+    """The name of its Python type, to which an edited text is converted."""
     locked: bool
 
 
@@ -69,7 +70,7 @@ def rows(headers: Headers) -> list[HeaderRow]:
         try:
             value = headers[name]
         except UndecodableHeaders:
-            rows_of_headers.append(HeaderRow(name=name, kind=kind, text="", type=_("unreadable"), locked=True))
+            rows_of_headers.append(HeaderRow(name=name, kind=kind, text=_("unreadable"), type="", locked=True))
             continue
         simple = isinstance(value, (str, int))
         shown = as_text(value)

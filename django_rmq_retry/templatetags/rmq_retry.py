@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from django import template
@@ -32,9 +33,15 @@ register.filter("rmq_visible", markup.visible)
 
 
 @register.simple_tag
-def rmq_spark(counts: Sequence[int], title: str, height: int = markup.HEIGHT) -> SafeString:
+def rmq_spark(counts: Sequence[int], title: str) -> SafeString:
     """Draw small bars, with a sentence for users of a screen reader."""
-    return mark_safe(markup.sparkline(counts, title=title, height=height))  # noqa: S308 - it escapes its title
+    return mark_safe(markup.sparkline(counts, title=title))  # noqa: S308 - it escapes its title
+
+
+@register.simple_tag
+def rmq_chart(counts: Sequence[int], starts: Sequence[datetime], title: str) -> SafeString:
+    """Draw larger bars with their times."""
+    return mark_safe(markup.chart(counts, starts, title=title))  # noqa: S308 - it escapes its title
 
 
 @register.simple_tag(takes_context=True)

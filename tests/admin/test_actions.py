@@ -364,8 +364,20 @@ def test_the_first_button_is_edit_where_a_requeue_would_send_nothing(page: Clien
     store(one.pk, ANN, propose(one, text="{}"), version=1, reason="x")
 
     assert before == (("edit", "edit") if reason == "permanent" else ("preview", "preview"))
-    assert ("Edit 1… Requeue one, then" in card) == (reason == "permanent")
+    assert ("Edit 1… Requeue…" in card) == (reason == "permanent")
     assert main(f"{MESSAGES}{one.pk}/change/") == "preview"
+
+
+def test_a_card_shows_one_button_and_has_the_others_in_a_menu(page: Client) -> None:
+    cause, alone = made.group(title="BankDown"), made.group(title="Once")
+    for _ in range(3):
+        made.message(cause)
+    made.message(alone)
+    cards = page.get("/admin/rmq_retry/errorgroup/").context["cards"]
+    labels = {card.group: [[one.label for one in some] for some in buttons] for card, _ready, *buttons in cards}
+
+    assert labels[cause] == [["Requeue one, then the others…"], ["Requeue 3…", "Discard 3…", "Hold…"]]
+    assert labels[alone] == [["Requeue…"], []]
 
 
 def test_the_line_of_an_error_is_named_and_shown(page: Client, settings: Any) -> None:

@@ -35,7 +35,7 @@ from django_rmq_retry.parked.operators import Actor
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page, own_queries
-from tests.operators.made import logged
+from tests.operators.made import logged, requeue_run
 
 pytestmark = pytest.mark.django_db
 GROUPS = "/admin/rmq_retry/errorgroup/"
@@ -54,10 +54,24 @@ def test_the_list_of_groups_takes_six_queries(page: Client) -> None:
     assert len(own_queries(queries)) <= 6, own_queries(queries)
 
 
+def test_the_page_of_a_group_begins_with_its_run_its_age_and_its_growth(page: Client) -> None:
+    cause, now = made.group(), timezone.now()
+    chosen = [made.message(cause, parked_at=now - timedelta(seconds=20)).pk for _ in range(3)]
+    requeue_run(chosen[:2])
+    text = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
+    head = [
+        text.index(words)
+        for words in ("sends 2 of these now", "3 parked", "▲ growing (+3 in 5 min) · first 52 min ago")
+    ]
+
+    assert head == sorted(head)
+    assert head[-1] < text.index("Requeue one, then")
+
+
 def test_a_group_card_shows_its_count_its_age_and_whether_it_grows(page: Client, settings: Any) -> None:
     operating(settings, ERROR_LABELS={"GatewayTimeout": "The bank did not answer."})
     cause, now = made.group(note="outage", noted_by="ann", noted_at=timezone.now()), timezone.now()
-    for minutes in (1, 3, 70):
+    for minutes in (0.5, 3, 70):
         made.message(cause, parked_at=now - timedelta(minutes=minutes))
     made.message(cause, state=State.ON_HOLD, held_until=now + timedelta(hours=1), parked_at=now - timedelta(hours=2))
     quiet = made.group(title="Quiet")
@@ -66,7 +80,7 @@ def test_a_group_card_shows_its_count_its_age_and_whether_it_grows(page: Client,
     text = Page(page.get(GROUPS)).text
 
     assert "GatewayTimeout · bank.gateway:post · transfer 3 parked · 1 on hold" in text
-    assert "▲ growing (+2 in 5 min) · first 52 min ago" in text
+    assert "▲ growing (+2 in 5 min) · first 52 min ago Requeue one, then the others… More…" in text
     assert text.count("growing") == 1
     assert "The bank did not answer." in text
     assert "Requeue 3…" in text
@@ -177,7 +191,7 @@ def test_the_page_of_a_group_lists_the_deploys_under_which_it_failed(
     cut = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
 
     assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old (from 2026-01-05 12:00 )" in whole
-    assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old Requeue one, then the others…" in cut
+    assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old Requeue…" in cut
     assert "ffff99" not in whole
     assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in whole
 
@@ -322,7 +336,7 @@ def test_another_admin_site_serves_the_pages_under_its_own_urls(lead: Any, setti
     finally:
         all_sites.discard(site)
 
-    assert links["Requeue one, then the others…"].startswith("/ops/rmq_retry/requeuerun/preview/")
+    assert links["Requeue…"].startswith("/ops/rmq_retry/requeuerun/preview/")
 
 
 def test_the_csp_nonce_is_set_on_scripts_and_styles(page: Client, settings: Any) -> None:

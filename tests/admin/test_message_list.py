@@ -246,11 +246,27 @@ def test_the_count_stops_at_its_limit(page: Client, monkeypatch: pytest.MonkeyPa
     first, last = page.get(LIST, {"type": "refund"}), page.get(LIST, {"type": "refund", "p": "2"})
     (older,) = [link for said, link in Page(last).links.items() if said.startswith("Older")]
 
-    assert "100+ messages match; the pages show the first 100." in Page(first).text
+    assert "103 messages match; the pages show the first 100." in Page(first).text
     assert "Older" not in Page(first).text
     # The newer row is the one with the higher number.
     assert {"PAY-98", "PAY-100"} < shown(last)
     assert shown(page.get(LIST + older)) == {"PAY-99", "PAY-100", "PAY-101", "PAY-102"}
+
+
+def test_the_number_of_parked_messages_is_told_where_counters_know_it(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_list, "MOST_PAGED_MESSAGES", 2)
+    cause = made.group()
+    for number in range(5):
+        made.message(cause, business_key=f"PAY-{number}", queue="a" if number < 4 else "b")
+    made.message(made.group())
+    words: list[dict[str, str]] = [{}, {"group": str(cause.pk), "queue": "a"}, {"parked": "7d"}]
+    texts = [Page(page.get(LIST, chosen)).text for chosen in words]
+
+    assert "6 messages match; the pages show the first 2." in texts[0]
+    assert "4 messages match; the pages show the first 2." in texts[1]
+    assert "2+ messages match; the pages show the first 2." in texts[2]
 
 
 @pytest.mark.parametrize(

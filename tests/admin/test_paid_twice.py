@@ -225,6 +225,16 @@ def test_a_preview_of_what_still_fails_sends_one_first(page: Client) -> None:
     assert main == {growing: ["canary"], calm: ["now"]}
 
 
+def test_the_preview_of_one_message_asks_for_no_rate_and_names_who_waits_behind_it(page: Client) -> None:
+    one = made.message(made.group())
+    made.blocked_key(identity=one.identity, queue=one.queue, waiting=4)
+    shown = previewed(page, group=one.group_id)
+
+    assert b'type="number"' not in shown.content
+    assert b'name="order"' not in shown.content
+    assert "4 messages with the same ordering key wait behind it." in Page(shown).text
+
+
 def test_a_group_grows_while_its_messages_are_parked_and_no_longer(page: Client) -> None:
     now = timezone.now()
     ages = {"Faster": (0.5, 2, 3, 15), "Slower": (0.5, 2, 11, 12, 13), "Once": (0.5, 12), "Over": (7, 8, 9)}

@@ -251,6 +251,7 @@ def test_main_tasks_work_under_a_nonce_only_csp(sit: Sit) -> None:
     lead.page.keyboard.press("?")
     lead.page.locator("dialog[open]").wait_for()
     lead.click("Close", within="dialog")
+    lead.click("More…", within=".rmq-row:has-text('NonceError')")
     lead.click("Requeue 3…", within=".rmq-row:has-text('NonceError')")
     lead.click("Requeue 3 messages")
     lead.sees("Finished")
