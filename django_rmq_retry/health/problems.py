@@ -26,6 +26,7 @@ from django_rmq_retry.health.facts import (
     MOST_SURVEYED_MESSAGES,
     ApprovalCounts,
     BlockedCounts,
+    LargestCause,
     OverdueRetries,
     SilentCopies,
     Survey,
@@ -301,8 +302,7 @@ def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
             values={
                 **_waited(now - parked.oldest, most or PARKED_TOO_LONG),
                 "cause": _caused(survey),
-                "behind": _behind(survey.blocked),
-                "sending": _sent_by(sending),
+                "details": _details(survey, parked.oldest, sending),
                 "run": str(sending[-1].pk) if sending else "",
                 "many": PARKED_TOO_MANY,
             },
@@ -318,17 +318,25 @@ def _in_silent(silent: SilentCopies, now: datetime) -> Iterator[Problem]:
 
 
 def _caused(survey: Survey) -> str:
-    """Return the largest cause with its queues, its new failures, and the number of what has other causes."""
+    """Return the largest cause and its new failures, short enough for the first line of a page."""
     cause = survey.cause
-    if cause is None:
-        return ""
+    return f": {cause.title}, {growth(cause.newest, cause.last_seen, survey.at)}" if cause else ""
+
+
+def _details(survey: Survey, oldest: datetime, sending: Sequence[RequeueRun]) -> str:
+    """Return what else is known of the parked messages, each as a sentence."""
+    found = [_places(survey.cause, survey.parked.count)] if survey.cause else []
+    found.append(_("The oldest %(span)s ago.") % {"span": span(survey.at - oldest)})
+    return " ".join(filter(None, (*found, _sent_by(sending), _behind(survey.blocked))))
+
+
+def _places(cause: LargestCause, parked: int) -> str:
+    """Return the queues of the largest cause, and the number of what has other causes."""
     places = ", ".join(f"{queue} {number(count)}" for queue, count in cause.places.items())
-    said = _("%(cause)s in %(places)s, %(growth)s")
-    grown = growth(cause.newest, cause.last_seen, survey.at)
-    text = f": {said % {'cause': cause.title, 'places': places, 'growth': grown}}"
+    text = _("In %(places)s.") % {"places": places}
     if cause.others:
-        more = ngettext("%(number)s with another cause", "%(number)s with %(count)d other causes", cause.others)
-        text += "; " + more % {"number": number(survey.parked.count - cause.count), "count": cause.others}
+        more = ngettext("%(number)s with another cause.", "%(number)s with %(count)d other causes.", cause.others)
+        text += " " + more % {"number": number(parked - cause.count), "count": cause.others}
     return text
 
 
@@ -339,7 +347,7 @@ def _behind(blocked: BlockedCounts) -> str:
     text = ngettext(
         "%(number)s more waits behind blocked keys.", "%(number)s more wait behind blocked keys.", blocked.messages
     )
-    return f" {text % {'number': number(blocked.messages)}}"
+    return text % {"number": number(blocked.messages)}
 
 
 def _sent_by(runs: Sequence[RequeueRun]) -> str:
@@ -352,7 +360,7 @@ def _sent_by(runs: Sequence[RequeueRun]) -> str:
         len(runs),
     )
     unsent = number(sum(run.unsent for run in runs))
-    return f" {text % {'runs': listed(str(run.pk) for run in runs), 'number': unsent}}"
+    return text % {"runs": listed(str(run.pk) for run in runs), "number": unsent}
 
 
 def growth(newest: int, last_seen: datetime, now: datetime) -> str:

@@ -252,8 +252,8 @@ class Code(Enum):
     )
     PARKED_MANY = _error(Area.PARKED)(
         line="%(messages)s parked, and %(many)d are too many",
-        text=_("%(messages)s parked%(cause)s, the oldest %(span)s ago.%(sending)s%(behind)s"),
-        why=_("Each waits for an operator, and so many at once have a cause that somebody has to find."),
+        text=_("%(messages)s parked%(cause)s."),
+        why=_("%(details)s Each waits for an operator, and so many at once have a cause that somebody has to find."),
         fix="manage.py rmq_parked groups, then manage.py rmq_parked requeue --group N --canary",
         page=ActingPage.GROUPS,
         known_as="PARKED",
@@ -296,7 +296,7 @@ class Code(Enum):
     PARKED_LONG = replace(
         PARKED_MANY,
         line="the oldest parked message has waited %(seconds).0f s, longer than %(limit)g s",
-        why=_("A parked message waits for an operator, and the limit is %(most)s."),
+        why=_("%(details)s A parked message waits for an operator, and the limit is %(most)s."),
     )
     BREAKER_OPEN = _error(Area.CONSUMERS)(
         row="its breaker is open%(because)s",
@@ -412,7 +412,9 @@ class Code(Enum):
         why="The limit was passed as --max-parked.",
         fix="manage.py rmq_parked groups",
     )
-    PARKED = replace(PARKED_LONG, severity=Severity.WARNING, line="", why=_("A parked message waits for an operator."))
+    PARKED = replace(
+        PARKED_LONG, severity=Severity.WARNING, line="", why=_("%(details)s A parked message waits for an operator.")
+    )
     ALL_IDLE = replace(ALL_UNREAD, severity=Severity.WARNING)
     HALTED = replace(HALTED_LONG, severity=Severity.WARNING, line="")
     NOT_RECORDED = _warning(Area.CONSUMERS)(

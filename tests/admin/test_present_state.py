@@ -189,7 +189,8 @@ def test_what_is_parked_needs_somebody_for_as_long_as_it_is_parked(page: Client)
     made.message(cause, parked_at=long_ago)
     text = shown(page, "livestatus/")
 
-    assert "! 1 message parked: BankDown in payments.main 1, no new failure for 2 h, the oldest 2 h ago." in text
+    said = "! 1 message parked: BankDown, no new failure for 2 h. In payments.main 1. The oldest 2 h ago."
+    assert said in text
     assert f'href="{ADMIN}errorgroup/{cause.pk}/change/"' in page.get(f"{ADMIN}livestatus/").content.decode()
 
 
@@ -217,7 +218,8 @@ def test_the_alarm_names_the_largest_cause_and_not_the_last(page: Client) -> Non
 
     text = shown(page, "livestatus/")
 
-    assert "! 6 messages parked: GatewayTimeout in transfer 3, card 2, growing; 1 with another cause, the" in text
+    said = "! 6 messages parked: GatewayTimeout, growing. In transfer 3, card 2. 1 with another cause. The oldest"
+    assert said in text
 
 
 def test_copies_of_a_requeue_that_fail_again_are_no_growth_but_failures(page: Client) -> None:
@@ -228,7 +230,7 @@ def test_copies_of_a_requeue_that_fail_again_are_no_growth_but_failures(page: Cl
     [card] = [card for card, *_rest in page.get(f"{ADMIN}errorgroup/").context["cards"]]
 
     assert (card.growing, card.lull, card.failed_again) == ("", "", True)
-    assert "BankDown in payments.main 3, no new failure for 4 min, the oldest" in shown(page, "livestatus/")
+    assert "BankDown, no new failure for 4 min. In payments.main 3. The oldest" in shown(page, "livestatus/")
 
 
 def test_a_cause_grows_no_longer_once_nothing_fails(page: Client) -> None:
@@ -240,7 +242,7 @@ def test_a_cause_grows_no_longer_once_nothing_fails(page: Client) -> None:
     preview = page.get(f"{ADMIN}requeuerun/preview/", {"group": cause.pk}, follow=True)
 
     assert (card.growing, card.lull) == ("", "+3 in 5 min, none for 2 min")
-    assert "BankDown in payments.main 3, +3 in 5 min, none for 2 min, the oldest" in shown(page, "livestatus/")
+    assert "BankDown, +3 in 5 min, none for 2 min. In payments.main 3. The oldest" in shown(page, "livestatus/")
     assert "Still failing" not in Page(preview).text
 
 
@@ -251,7 +253,7 @@ def test_new_failures_that_were_requeued_meanwhile_still_count(page: Client) -> 
     for _ in range(2):
         made.message(cause, state=State.REQUEUED, parked_at=now - timedelta(seconds=20))
 
-    assert "BankDown in payments.main 1, growing" in shown(page, "livestatus/")
+    assert "BankDown, growing. In payments.main 1." in shown(page, "livestatus/")
 
 
 @pytest.mark.parametrize(
@@ -421,7 +423,7 @@ def test_beside_the_alarm_of_a_wrong_clock_ages_are_those_of_the_database(
     text = shown(page, "livestatus/")
 
     assert "✕ The clock of this host is 7 min ahead of the clock of database 'default'." in text
-    assert "the oldest 3 h ago." in text
+    assert "The oldest 3 h ago." in text
     assert "Parked 1 oldest 3 h 0 min ago" in text
     assert re.search(r"checked \d s ago", text)
 

@@ -192,20 +192,20 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
         {"outbox": PendingRows(waiting=1, oldest=ago(minutes=11))},
         ["OUTBOX_OVERDUE 1 message in the outbox not sent, "],
     ),
-    ({"parked": ParkedCounts(count=1, oldest=ago(hours=3))}, ["PARKED 1 message parked, the oldest 3 h ago."]),
+    ({"parked": ParkedCounts(count=1, oldest=ago(hours=3))}, ["PARKED 1 message parked."]),
     (
         {"parked": ParkedCounts(count=4712, oldest=ago(hours=3)), "cause": GATEWAY},
         [
-            "PARKED_MANY 4,712 messages parked: GatewayTimeout in transfer 2,000, card 2,000, growing; 712 with 11",
+            "PARKED_MANY 4,712 messages parked: GatewayTimeout, growing.",
         ],
     ),
     (
         {"parked": ParkedCounts(count=4712, oldest=ago(hours=3)), "cause": replace(GATEWAY, last_seen=ago(minutes=2))},
-        ["PARKED_MANY 4,712 messages parked: GatewayTimeout in transfer 2,000, card 2,000, +9 in 5 min, none for 2"],
+        ["PARKED_MANY 4,712 messages parked: GatewayTimeout, +9 in 5 min, none for 2"],
     ),
-    ({"parked": ParkedCounts(count=99, oldest=ago(hours=3))}, ["PARKED 99 messages parked, the oldest 3 h ago."]),
-    ({"parked": ParkedCounts(count=100, oldest=NOW)}, ["PARKED_MANY 100 messages parked, the oldest 0 s ago."]),
-    ({"parked": ParkedCounts(count=2, oldest=ago(hours=30))}, ["PARKED_LONG 2 messages parked, the oldest 30 h ago."]),
+    ({"parked": ParkedCounts(count=99, oldest=ago(hours=3))}, ["PARKED 99 messages parked."]),
+    ({"parked": ParkedCounts(count=100, oldest=NOW)}, ["PARKED_MANY 100 messages parked."]),
+    ({"parked": ParkedCounts(count=2, oldest=ago(hours=30))}, ["PARKED_LONG 2 messages parked."]),
     (stopped(opened=True), ["BREAKER_OPEN The breaker of queue 'a b' has been open for 0 s."]),
     (
         stopped(opened=True, cause="BankDown: timeout.", opened_at=ago(minutes=3)),
@@ -265,6 +265,24 @@ def test_an_open_breaker_says_what_waits_and_when_or_that_nobody_probes_it(
     [breaker] = [one for one in needs(known, levels) if one.code is Code.BREAKER_OPEN]
 
     assert breaker.why.startswith(f"A service that the handler needs is down, so the queue is paused.{said}")
+
+
+def test_the_finding_of_parked_messages_is_short_and_the_rest_stands_below_it() -> None:
+    """Its first line was five lines of bold text on Live status."""
+    run = RequeueRun(pk=8, by="ann", state=RunState.RUNNING, created_at=NOW, total=300)
+    known = surveyed(
+        parked=ParkedCounts(count=4712, oldest=ago(hours=3)),
+        cause=GATEWAY,
+        runs=(run,),
+        blocked=BlockedCounts(messages=7),
+    )
+    [found] = [one for one in needs(known, []) if one.code is Code.PARKED_MANY]
+
+    assert found.why == (
+        "In transfer 2,000, card 2,000. 712 with 11 other causes. The oldest 3 h ago. Requeue run 8 is to send 300 of "
+        "them. 7 more wait behind blocked keys. Each waits for an operator, and so many at once have a cause that "
+        "somebody has to find."
+    )
 
 
 def test_limits_of_a_command_replace_or_turn_off_those_of_the_rules() -> None:
