@@ -180,6 +180,7 @@ FILTERS = (
     ByGroup,
     _by("handler", gettext_lazy("handler")),
     _by("processed_of_run", FIELDS["processed_of_run"].label),
+    _by("handled_twice_of_run", FIELDS["handled_twice_of_run"].label),
     _by("failed_of_run", FIELDS["failed_of_run"].label),
     _by("unsent_of_run", FIELDS["unsent_of_run"].label),
 )

@@ -19,7 +19,7 @@ from django_rmq_retry.admin.cards import plain_words
 from django_rmq_retry.admin.contents import HEADER_PLACE, body_of, heading_of
 from django_rmq_retry.admin.pages import Button, Pages, refusal, saved_as
 from django_rmq_retry.admin.timeline import activity, timeline, with_reasons
-from django_rmq_retry.attempts.history import attempts_of, failures_counted, lost_attempts
+from django_rmq_retry.attempts.history import NO_FAILURE, attempts_of, failures_counted, handlings, lost_attempts
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.masking import hides, masked
@@ -172,6 +172,7 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
             message,
             next((item.run for item in history["items"] if item.sent_at), None),
             next((act for act in acts if act.action == DECIDED_BY.get(message.state)), None),
+            history.pop("handled"),
         ),
         unrecorded=lost_attempts(message, neighbours.pop("known")),
         parked_by=labels.PARKED_BY.get(message.by, message.by),
@@ -270,7 +271,7 @@ def _neighbours(message: ParkedMessage) -> dict[str, Any]:
     newer = same.filter(parked_at__gt=OuterRef("parked_at")).order_by("parked_at", "pk").values("pk")[:1]
     older = same.filter(parked_at__lt=OuterRef("parked_at")).order_by("-parked_at", "-pk").values("pk")[:1]
     behind = blocked_by(message).values("waiting")[:1]
-    failures = attempts_of(message).exclude(verdict="ack").order_by("started_at")
+    failures = attempts_of(message).exclude(verdict__in=NO_FAILURE).order_by("started_at")
     asked = {
         "newer": newer,
         "older": older,
@@ -308,6 +309,7 @@ def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, An
     seen = [action for action in actions if not no_activity and (not only_own or action.actor_id == request.user.pk)]
     shown = {
         "items": items,
+        "handled": handlings(attempts),
         "events": timeline(message, attempts[:MOST_ATTEMPTS_SHOWN], actions, items, retries),
         "more_attempts": len(attempts) > MOST_ATTEMPTS_SHOWN,
         "by_cycle": sorted(Counter(attempt.cycle for attempt in attempts).items())

@@ -18,6 +18,7 @@ from django_rmq_retry.admin.queues import StoppedQueues
 from django_rmq_retry.admin.runs import badge_of
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.amqp.levels import Level
+from django_rmq_retry.attempts.history import NO_FAILURE
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.condition import waiting_retries
@@ -28,7 +29,6 @@ from django_rmq_retry.health.processes import queues_read
 from django_rmq_retry.health.rules import ActingPage, Problem, Severity
 from django_rmq_retry.markup import visible
 from django_rmq_retry.models import Attempt, LiveStatus
-from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.wording import number
 
 
@@ -200,5 +200,5 @@ def _counts(known: Survey, levels: Sequence[Level]) -> dict[str, Any]:
     """Return the figures of the tiles, with two further queries."""
     open_ones = {"parked": known.parked.count, "oldest": known.parked.oldest, "recent": known.parked.recent}
     lately = Attempt.objects.filter(started_at__gte=known.at - timedelta(minutes=1)).order_by()
-    failed = lately.exclude(verdict=Kind.ACK.value).count()
+    failed = lately.exclude(verdict__in=NO_FAILURE).count()
     return {**open_ones, "waiting": waiting_retries(levels, known.at), "failed": failed}

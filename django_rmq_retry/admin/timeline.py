@@ -11,12 +11,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_rmq_retry.admin import labels
+from django_rmq_retry.attempts.history import NO_FAILURE, handlings
 from django_rmq_retry.markup import time_span
 from django_rmq_retry.models import Action, Attempt, EarlyRetry, OperatorAction, ParkedMessage, RequeueItem
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked.edited_keys import key_change_in
 from django_rmq_retry.parked.links import trace_link
 from django_rmq_retry.parked.operators import refusal
+from django_rmq_retry.policies.verdict import ACK, DUPLICATE
 
 MOST_ATTEMPTS_READ = 200
 """The newest attempts of a group that are searched for its deploys."""
@@ -35,7 +37,16 @@ CLOCK_DIFFERENCE = timedelta(minutes=1)
 """The most by which the clocks of two hosts may differ: a message is parked after the attempt that parked it."""
 EVENT_STEP = timedelta(microseconds=1)
 """The distance by which the later of two events with the same time is shown after the earlier."""
-SIGNS = {"parked": "■", "failed": "✕", "succeeded": "✓", "waited": "…", "action": "●", "sent": "→", "published": "→"}
+SIGNS = {
+    "parked": "■",
+    "failed": "✕",
+    "succeeded": "✓",
+    "spared": "↷",
+    "waited": "…",
+    "action": "●",
+    "sent": "→",
+    "published": "→",
+}
 MOST_ACTIONS_SHOWN = 20
 
 
@@ -147,17 +158,14 @@ def timeline(
     """Return all events; attempts arrive newest first, and only the newest is unfolded."""
     events = [*_own(message, attempts), *_actions(message, actions), *_sent(items, attempts), *_sent_early(retries)]
     events += _earlier_parkings(message, attempts)
+    again = handlings(attempts)[1:]
     for place, attempt in enumerate(attempts):
-        events += _attempt(attempt, newest=place == 0)
+        events += _attempt(attempt, newest=place == 0, again=attempt in again)
     return sorted(events, key=lambda event: event.at, reverse=True)
 
 
-def _end_of(attempt: Attempt) -> datetime:
-    return attempt.started_at + timedelta(seconds=attempt.seconds)
-
-
 def _own(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[TimelineEvent]:
-    ended = next((_end_of(attempt) for attempt in attempts if attempt.verdict == "park"), None)
+    ended = next((attempt.ended_at for attempt in attempts if attempt.verdict == "park"), None)
     if message.published_at:
         yield TimelineEvent(at=message.published_at, kind="published", title=_("Published"))
     text = message.detail or message.error_text
@@ -168,7 +176,7 @@ def _own(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[Timeli
     yield TimelineEvent(at=at, kind="parked", title=title, text=text)
     if message.succeeded_at:
         # The clock of the host that handled it may differ: show the outcome after the attempt that caused it.
-        done = [_end_of(one) for one in attempts if one.verdict == "ack"]
+        done = [one.ended_at for one in attempts if one.verdict in NO_FAILURE]
         at = max([message.succeeded_at, *(end for end in done if abs(end - message.succeeded_at) < CLOCK_DIFFERENCE)])
         yield TimelineEvent(at=at + EVENT_STEP, kind="succeeded", title=_("Handled by its consumer"))
 
@@ -177,28 +185,35 @@ def _earlier_parkings(message: ParkedMessage, attempts: Sequence[Attempt]) -> It
     """Yield each parking before the last one, of which the message itself has the time."""
     parking = [attempt for attempt in attempts if attempt.verdict == "park"]
     for place, attempt in enumerate(parking):
-        if place or abs(_end_of(attempt) - message.parked_at) >= CLOCK_DIFFERENCE:
+        if place or abs(attempt.ended_at - message.parked_at) >= CLOCK_DIFFERENCE:
             title = _("Parked: %(reason)s") % {"reason": reason_text(attempt.reason)}
-            yield TimelineEvent(at=_end_of(attempt) + EVENT_STEP, kind="parked", title=title)
+            yield TimelineEvent(at=attempt.ended_at + EVENT_STEP, kind="parked", title=title)
 
 
-def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[TimelineEvent]:
-    ended = _end_of(attempt)
-    succeeded = attempt.verdict == "ack"
+def _attempt(attempt: Attempt, *, newest: bool, again: bool) -> Iterator[TimelineEvent]:
+    """Yield an attempt; ``again`` is True if its handler did its work once more."""
+    ended = attempt.ended_at
+    succeeded = attempt.verdict == ACK.name
     if attempt.wait:
         text = _("Next attempt after %(span)s") % {"span": time_span(attempt.wait)}
         yield TimelineEvent(at=ended + EVENT_STEP, kind="waited", title=text)
     values: dict[str, Any] = {"number": attempt.number}
-    title = _("Attempt %(number)d succeeded") if succeeded else _("Attempt %(number)d failed")
+    kind, title = "failed", _("Attempt %(number)d failed")
+    if attempt.verdict == DUPLICATE.name:
+        kind, title = "spared", _("Delivered again, and not handled again (once=True)")
+    elif succeeded:
+        kind, title = "succeeded", _("Handled again: attempt %(number)d succeeded")
+        if not again:
+            title = _("Attempt %(number)d succeeded")
     yield TimelineEvent(
         at=ended,
-        kind="succeeded" if succeeded else "failed",
+        kind=kind,
         title=title % values,
         text=f"{attempt.error}: {attempt.error_text}" if attempt.error_text else attempt.error,
         attempt=attempt,
         trace=trace_of(attempt),
         spans=trace_link(attempt.traceparent),
-        open=newest and not succeeded,
+        open=newest and kind == "failed",
     )
 
 

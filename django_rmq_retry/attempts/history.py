@@ -1,7 +1,9 @@
 """The attempts of a message, and the messages that wait for their next one."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any
 
 from django.db.models import Count, Exists, OuterRef, QuerySet
@@ -12,9 +14,12 @@ from django_rmq_retry.messages.deaths import rejections
 from django_rmq_retry.messages.identity import attempt_identities
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.models import Attempt, ParkedMessage
+from django_rmq_retry.policies.verdict import ACK, DUPLICATE
 
 HIGHEST_COUNT = 2**31 - 1
 """A bound for the count in x-death, which can be forged; no column holds more."""
+NO_FAILURE = (ACK.name, DUPLICATE.name)
+"""Verdicts of attempts that did not fail: the handler ran to its end, or had done so before and was not run again."""
 COUNTS_AS_WAITING = timedelta(hours=1)
 """Time for which a message still counts as waiting after its retry is due: consumers may be stopped, or busy."""
 
@@ -30,6 +35,15 @@ def attempts_of(record: ParkedMessage) -> QuerySet[Attempt]:
     if not record.message_id:
         identities += attempt_identities(record.queue or record.parked_in, bytes(record.body))
     return Attempt.objects.filter(identity__in=identities).order_by("-started_at", "-pk")
+
+
+def handlings(attempts: Iterable[Attempt]) -> list[Attempt]:
+    """Return those of the attempts in which the handler did its work for this one message, oldest first.
+
+    Before its requeue a message without an id shares its attempts with messages of equal bodies: these are left out.
+    """
+    done = (one for one in attempts if one.verdict == ACK.name and (one.message_id or one.cycle > 1))
+    return sorted(done, key=attrgetter("started_at", "pk"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +73,9 @@ def failures_counted(record: ParkedMessage) -> QuerySet[Any, Any]:
 
     It has no row if there are none.
     """
-    known = attempts_of(record).filter(cycle=record.cycle, number__lte=_reported(record)).exclude(verdict="ack")
+    known = (
+        attempts_of(record).filter(cycle=record.cycle, number__lte=_reported(record)).exclude(verdict__in=NO_FAILURE)
+    )
     return known.order_by().values("cycle").annotate(n=Count("number", distinct=True)).values("n")
 
 

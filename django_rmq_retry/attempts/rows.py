@@ -196,7 +196,7 @@ class RowBuilder:
             min(draft.number, LARGEST_INTEGER),
             database_clock.stored(ended - draft.seconds),
             draft.seconds,
-            verdict.kind.value,
+            verdict.name,
             verdict.after,
             database_clock.stored(ended + verdict.after) if waits else None,
             verdict.reason.value if verdict.reason else "",

@@ -126,7 +126,7 @@ def _write(attempt: FinishedAttempt) -> None:
     handler = attempt.subscription.name if attempt.subscription else "-"
     number = delivery.attempt if attempt.subscription else 0
     limit = attempt.subscription.policy.attempts if attempt.subscription else None
-    event = "duplicate" if verdict is DUPLICATE else verdict.kind.value
+    event = verdict.name
     fields = {
         "event": event,
         "queue": delivery.queue,

@@ -17,7 +17,7 @@ from django_rmq_retry.handlers.ticket import Ticket, ticket_of
 from django_rmq_retry.messages.stamp import has_history
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import outcomes
-from django_rmq_retry.policies.verdict import Discard, Kind
+from django_rmq_retry.policies.verdict import ACK, Discard, Kind
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -64,7 +64,8 @@ class Recorder:
         """Update the record immediately, before the delivery is settled; without a database, once it is back."""
         update: Callable[[], None]
         if attempt.error is None or isinstance(attempt.error, Discard):
-            update = lambda: outcomes.succeeded(ticket, at)  # noqa: E731
+            handled = attempt.verdict.name == ACK.name
+            update = lambda: outcomes.succeeded(ticket, at, handled=handled)  # noqa: E731
         else:
             note = attempt.verdict.error
             failure = {"error": note.kind if note else "", "text": note.text if note else ""}

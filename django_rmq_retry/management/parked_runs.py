@@ -189,14 +189,16 @@ def show_runs(command: RmqCommand, options: Options) -> Exit:
         command.document("parked_requeue_runs/1", items=[run_data(run) for run in runs])
     elif runs:
         terminal = command.stdout.isatty()
-        head = ("RUN", "STATE", "STARTED", "BY", "TOTAL", "SENT", "PROCESSED", "FAILED AGAIN", "LEFT OUT", "REASON")
-        counts = ("total", "sent", "processed", "failed", "skipped")
+        head = ["RUN", "STATE", "STARTED", "BY", "TOTAL", "SENT", "PROCESSED", "FAILED AGAIN", "LEFT OUT"]
+        counts = ["total", "sent", "processed", "failed", "skipped"]
+        if any(run.handled_twice for run in runs):
+            counts, head = [*counts, "handled_twice"], [*head, "HANDLED TWICE"]
         started = [clock(run.created_at, terminal=terminal) for run in runs]
         cells = [
             (run.pk, run.state, at, run.who, *attrgetter(*counts)(run), run.reason)
             for run, at in zip(runs, started, strict=True)
         ]
-        command.table([head, *cells], cut=True)
+        command.table([(*head, "REASON"), *cells], cut=True)
     else:
         command.say("There are no requeue runs.")
     return Exit.DONE if runs else Exit.NOTHING
@@ -218,7 +220,7 @@ def run_data(run: RequeueRun) -> Mapping[str, object]:
         "one_by_one",
         "canary",
     )
-    counts = ("total", "sent", "processed", "failed", "skipped", "unconfirmed")
+    counts = ("total", "sent", "processed", "failed", "skipped", "unconfirmed", "handled_twice")
     times = {name: utc(getattr(run, name)) for name in ("created_at", "started_at", "finished_at")}
     return {"id": run.pk, **{name: getattr(run, name) for name in (*names, *counts)}, **times}
 
@@ -325,6 +327,9 @@ def report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exi
         paused = run.state == RunState.PAUSED
         if paused and run.failed and not run.retries_of:
             command.say(f"To list the messages that failed again: manage.py rmq_parked list --failed-of-run {run.pk}")
+        if run.handled_twice:
+            listed = f"manage.py rmq_parked list --handled-twice-of-run {run.pk}"
+            command.say(f"To list the messages that were handled twice: {listed}")
         itself = f"manage.py rmq_parked requeue-run {run.pk}"
         if paused and run.wait in steering.RETESTABLE:
             command.say(f"To send one again, and the others after it was processed: {itself} --resume --canary")
@@ -433,6 +438,7 @@ def summary(run: RequeueRun) -> str:
         "left out": run.skipped,
         "not confirmed": run.unconfirmed,
         "not sent": max(0, run.total - run.sent - run.skipped - run.unconfirmed),
+        "handled twice": run.handled_twice,
     }
     text = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
     ended = "" if run.state == RunState.FINISHED else f" ({run.get_state_display().lower()})"

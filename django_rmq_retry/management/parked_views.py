@@ -65,7 +65,8 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
 
 def show_list(command: RmqCommand, options: Options) -> Exit:
     # Who looks for one message wants to find it, whatever became of it.
-    named = any(options[name] for name in ("search", "key", "message_id", "correlation_id", "begins"))
+    naming = ("search", "key", "message_id", "correlation_id", "begins", "handled_twice_of_run")
+    named = any(options[name] for name in naming)
     states = ",".join(State.values) if named else State.PARKED
     chosen = selection_of(options, states=states, narrow=False)
     if options["search"] and not chosen.count and not options["begins"]:

@@ -683,6 +683,10 @@ class Migration(migrations.Migration):
                 ("failed", models.PositiveIntegerField(default=0, verbose_name="failed again")),
                 ("skipped", models.PositiveIntegerField(default=0, verbose_name="left out")),
                 ("unconfirmed", models.PositiveIntegerField(default=0, verbose_name="not confirmed")),
+                (
+                    "handled_twice",
+                    models.PositiveIntegerField(db_default=0, default=0, verbose_name="handled twice"),
+                ),
                 ("spared_processed", models.PositiveIntegerField(db_default=0, default=0, editable=False)),
                 ("spared_failed", models.PositiveIntegerField(db_default=0, default=0, editable=False)),
                 ("paced_at", models.DateTimeField(blank=True, editable=False, null=True)),
@@ -741,6 +745,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("cycle", models.PositiveIntegerField(default=0)),
+                ("handled", models.PositiveIntegerField(db_default=0, default=0)),
                 (
                     "skip_code",
                     models.CharField(

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db import models, router
@@ -545,6 +545,10 @@ class Attempt(models.Model):
 
     def __str__(self) -> str:
         return f"#{self.number} {self.verdict}"
+
+    @property
+    def ended_at(self) -> datetime:
+        return self.started_at + timedelta(seconds=self.seconds)
 
 
 def behind(column: str, at: datetime, tie: str, last: object) -> Q:

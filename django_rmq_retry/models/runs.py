@@ -137,6 +137,8 @@ class RequeueRun(models.Model):
     failed = models.PositiveIntegerField(_("failed again"), default=0)
     skipped = models.PositiveIntegerField(_("left out"), default=0)
     unconfirmed = models.PositiveIntegerField(_("not confirmed"), default=0)
+    handled_twice = models.PositiveIntegerField(_("handled twice"), db_default=0, default=0)
+    """The number of its messages whose handler did its work again, because the broker delivered the copy again."""
 
     spared_processed = models.PositiveIntegerField(db_default=0, default=0, editable=False)
     spared_failed = models.PositiveIntegerField(db_default=0, default=0, editable=False)
@@ -274,6 +276,8 @@ class RequeueItem(models.Model):
     state = models.CharField(max_length=12, choices=ItemState.choices, default=ItemState.PENDING)
     cycle = models.PositiveIntegerField(default=0)
     """The cycle that this requeue run began; outcomes are counted by it."""
+    handled = models.PositiveIntegerField(db_default=0, default=0)
+    """How often the handler is known to have done its work in this cycle."""
     skip_code = models.CharField(max_length=16, choices=ItemReason.choices, blank=True)
     sent_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)

@@ -16,6 +16,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.move import CopyFailed
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.withdrawal import Withdrawal, Withdrawn
+from django_rmq_retry.attempts.history import NO_FAILURE
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Attempt, EarlyRetry, ItemState, RequeueRun, RunState, RunWait
@@ -42,7 +43,7 @@ HELD_SECONDS = 20.0
 MOST_HELD = 500
 OUTCOMES_SECONDS = 1.0
 """Seconds between two searches for the outcomes of retries that were sent early."""
-SUCCESSES = (Kind.ACK.value, Kind.DISCARD.value)
+SUCCESSES = (*NO_FAILURE, Kind.DISCARD.value)
 
 
 class EarlySender:

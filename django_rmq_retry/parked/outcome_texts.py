@@ -1,28 +1,48 @@
 """What became of a parked message, and who decided it: one sentence for pages, commands and refusals."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from django.utils.translation import gettext as _
 
-from django_rmq_retry.models import Action, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
+from django_rmq_retry.attempts.history import attempts_of, handlings
+from django_rmq_retry.models import Action, Attempt, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.models.parked import resolution_text
 from django_rmq_retry.parked.audit import acts_on
 from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.policies.verdict import ACK
 from django_rmq_retry.wording import minute
 
 DECIDED_BY: Mapping[str, Action] = {State.DISCARDED: Action.DISCARD, State.ON_HOLD: Action.HOLD}
 """The action that put a message into a state."""
+MOST_HANDLINGS = 5
+"""The most times that the sentence on a message names that was handled more than once."""
 DECIDING = (Action.DISCARD, Action.HOLD, Action.REQUEUE)
 
 
-def outcome(message: ParkedMessage, run: RequeueRun | None, act: OperatorAction | None) -> str:
+def outcome(
+    message: ParkedMessage, run: RequeueRun | None, act: OperatorAction | None, handled: Sequence[Attempt]
+) -> str:
     """Return what became of the message since it was parked; empty while it is parked.
 
-    ``run`` is the last one that sent it, ``act`` the action that put it into its state.
+    ``run`` is the last one that sent it, ``act`` the action that put it into its state, ``handled`` are the attempts
+    in which its handler did its work.
     """
-    ended = _ended(message, run, act)
-    return f"{ended} {erased(message)}".strip()
+    parts = (handled_again(handled), _ended(message, run, act), erased(message))
+    return " ".join(filter(None, parts))
+
+
+def handled_again(handled: Sequence[Attempt]) -> str:
+    """Return when and by which processes a message was handled more than once; empty if it was not."""
+    if len(handled) < 2:  # noqa: PLR2004 - once is as it should be
+        return ""
+    each = _("{when} by {process}")
+    times = [
+        each.format(when=minute(one.ended_at), process=f"{one.host}:{one.pid}") for one in handled[:MOST_HANDLINGS]
+    ]
+    more = ["…"] if len(handled) > MOST_HANDLINGS else []
+    text = _("Handled twice: {times}.") if len(handled) == 2 else _("Handled {count} times: {times}.")  # noqa: PLR2004
+    return text.format(count=len(handled), times=", ".join([*times, *more]))
 
 
 def erased(message: ParkedMessage) -> str:
@@ -56,12 +76,13 @@ def _ended(message: ParkedMessage, run: RequeueRun | None, act: OperatorAction |
 
 
 def outcome_of(message: ParkedMessage) -> str:
-    """Return the same, with the run and the action from the database."""
+    """Return the same, with the run, the action and the attempts from the database."""
     items = RequeueItem.objects.filter(message=message.pk, sent_at__isnull=False).select_related("run")
     item = items.order_by("-pk").first() if message.state not in DECIDED_BY else None
     acts = OperatorAction.objects.filter(acts_on([message.pk], runs=()), action=DECIDED_BY.get(message.state, ""))
     act = acts.order_by("-number").first() if message.state in DECIDED_BY else None
-    return outcome(message, item.run if item else None, act)
+    done = handlings(attempts_of(message).filter(verdict=ACK.name)) if message.succeeded_at else []
+    return outcome(message, item.run if item else None, act, done)
 
 
 def decided_meanwhile(selection: Selection) -> str:

@@ -13,25 +13,31 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.models.parked import OPEN, reduced
-from django_rmq_retry.models.runs import MAY_BE_DELIVERED
+from django_rmq_retry.models.runs import MAY_BE_DELIVERED, NOTHING_SENT
 from django_rmq_retry.parked.database import NOT_WAITING, database, move
 from django_rmq_retry.statements import lock, locking
 
 IN_FLIGHT = (State.REQUEUEING, State.REQUEUED)
 
 
-def succeeded(ticket: Ticket, at: datetime) -> None:
-    """Close the record of a requeued copy that was handled. If it has failed since, only note the success."""
+def succeeded(ticket: Ticket, at: datetime, *, handled: bool = True) -> None:
+    """Close the record of a requeued copy that was handled. If it has failed since, only note the success.
+
+    ``handled`` is False if this delivery did nothing: ``once`` did not run the handler again, or it raised Discard.
+    """
     with transaction.atomic(using=database()):
         record = _locked(ticket.record)
         if record is None:
             return
+        noted_before = record.succeeded_at == at
         closes = ticket.cycle >= record.cycle and _closes(record, at)
         if closes:
             _close(record, handled_at=at, at=at)
-        elif record.succeeded_at is None or record.succeeded_at < at:
+        elif record.succeeded_at is None or (handled and record.succeeded_at < at):
             rows = ParkedMessage.objects.using(database()).filter(pk=record.pk)
             rows.update(succeeded_at=at, revision=F("revision") + 1)
+        if handled and not noted_before:
+            _count_handled(ticket, at)
         # An item that failed in a run stays failed, unless this success closes the record.
         _end_items(
             ticket, ItemState.PROCESSED, at, of=(*MAY_BE_DELIVERED, ItemState.FAILED) if closes else MAY_BE_DELIVERED
@@ -75,6 +81,24 @@ def _close(record: ParkedMessage, *, handled_at: datetime, at: datetime) -> None
 
 def _locked(pk: int) -> ParkedMessage | None:
     return locking(ParkedMessage.objects.using(database()).filter(pk=pk).defer("body", "properties")).first()
+
+
+def _count_handled(ticket: Ticket, at: datetime) -> None:
+    """Count that the handler did its work for the items of this cycle; a run counts each item at its second time.
+
+    The record is locked, so nobody else counts them. An outcome whose commit was not confirmed is noted again with
+    the same time, which is then the end of its item.
+    """
+    items = RequeueItem.objects.using(database()).filter(message=ticket.record, cycle=ticket.cycle)
+    sent = items.exclude(state__in=NOTHING_SENT).order_by("run").values_list("run", "handled", "ended_at")
+    for run, before, ended_at in list(sent):
+        if ended_at == at:
+            continue
+        rows = RequeueRun.objects.using(database()).filter(pk=run)
+        lock(rows)
+        items.filter(run=run).update(handled=F("handled") + 1)
+        if before == 1:
+            rows.update(handled_twice=F("handled_twice") + 1)
 
 
 def _end_items(ticket: Ticket, state: ItemState, at: datetime, *, of: tuple[ItemState, ...]) -> None:

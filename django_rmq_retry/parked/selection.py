@@ -185,10 +185,9 @@ def _edited_at(value: Any) -> Q:
     return Q(pk__in=list(edited.values_list("message", flat=True)[:MOST_SEARCHED_IDS]) or [0])
 
 
-def _of_run(state: ItemState, **more: ItemReason) -> Callable[[Any], Q]:
-    """Match the messages whose outcome in a requeue run was this one."""
-    items = RequeueItem.objects.filter(state=state, message=OuterRef("pk"), **more)
-    return lambda value: Q(Exists(items.filter(run=int(value))))
+def _of_run(**outcome: Any) -> Callable[[Any], Q]:
+    """Match the messages whose item in a requeue run had this outcome."""
+    return lambda value: Q(Exists(RequeueItem.objects.filter(run=int(value), message=OuterRef("pk"), **outcome)))
 
 
 def _listed(value: Any) -> Q:
@@ -269,14 +268,21 @@ FIELDS: Mapping[str, Field] = {
         "with a business key or message id that begins so; case is ignored in keys",
     ),
     "failed_of_run": Field(
-        _of_run(ItemState.FAILED),
+        _of_run(state=ItemState.FAILED),
         pgettext_lazy("filter", "failed again in requeue run"),
         "RUN",
         "that failed again in this requeue run",
     ),
-    "processed_of_run": Field(_of_run(ItemState.PROCESSED), pgettext_lazy("filter", "processed in requeue run")),
+    "processed_of_run": Field(_of_run(state=ItemState.PROCESSED), pgettext_lazy("filter", "processed in requeue run")),
     "unsent_of_run": Field(
-        _of_run(ItemState.SKIPPED, skip_code=ItemReason.STOPPED), pgettext_lazy("filter", "not sent by requeue run")
+        _of_run(state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED),
+        pgettext_lazy("filter", "not sent by requeue run"),
+    ),
+    "handled_twice_of_run": Field(
+        _of_run(handled__gt=1),
+        pgettext_lazy("filter", "handled twice in requeue run"),
+        "RUN",
+        "that were handled twice in this requeue run",
     ),
     "edited_at": Field(_edited_at, pgettext_lazy("filter", "edited at")),
     "cycle_min": Field(

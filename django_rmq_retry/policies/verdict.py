@@ -40,6 +40,11 @@ class Verdict:
     culprit: str = ""
     """The project's function nearest to the error, for a parked message."""
 
+    @property
+    def name(self) -> str:
+        """The word that logs, metrics and rows of attempts have for it: its kind, or "duplicate"."""
+        return "duplicate" if self is DUPLICATE else self.kind.value
+
 
 ACK = Verdict(kind=Kind.ACK)
 

@@ -20,7 +20,7 @@ from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.policies.verdict import DUPLICATE, Kind
 
-VERDICTS = (*(kind.value for kind in Kind), "duplicate")
+VERDICTS = (*(kind.value for kind in Kind), DUPLICATE.name)
 REASONS = tuple(reason.value for reason in Reason)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 AGES = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0)
@@ -35,7 +35,7 @@ _AGES = _SECONDS + len(SECONDS) + 2
 _WAITS = _AGES + len(AGES) + 2
 _SIZE = _WAITS + len(WAITS) + 2
 _TOTAL = len(SECONDS) + 1
-_ACK, _DUPLICATE = VERDICTS.index(Kind.ACK.value), VERDICTS.index("duplicate")
+_ACK = VERDICTS.index(Kind.ACK.value)
 DOUBLE = 8
 
 
@@ -200,7 +200,7 @@ class Meter:
         if place is None or (verdict.kind is Kind.RETRY and not ran):
             # A message that is moved or put back without a run is no attempt.
             return
-        index = _DUPLICATE if verdict is DUPLICATE else VERDICTS.index(verdict.kind.value)
+        index = VERDICTS.index(verdict.name)
         with self._lock:
             self._values[place + _VERDICTS + index] += 1
             if verdict.kind is Kind.PARK and verdict.reason is not None:

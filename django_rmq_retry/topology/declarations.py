@@ -452,7 +452,7 @@ class Topology:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbandonedQueue:
+class Former:
     """A queue that the project declared earlier and that no handler uses any more."""
 
     queue: QueueDeclaration

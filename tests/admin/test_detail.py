@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,6 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_rmq_retry.markup import NOTHING, name
+from django_rmq_retry.messages.identity import attempt_identities
 from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
 from tests.admin import made
 from tests.admin.conftest import SUPPORT, client_of, operating, support
@@ -49,6 +51,50 @@ def test_the_message_page_shows_each_attempt_with_its_time(page: Client, setting
     assert "Next attempt after 3 min 30 s" in text
     assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in text
     assert text.index("Attempt 5 failed") < text.index("Attempt 1 failed") < text.index("Published")
+
+
+def handled(one: ParkedMessage, verdict: str, minute: int, **fields: Any) -> None:
+    """An attempt after a requeue that did not fail."""
+    at = one.parked_at + timedelta(minutes=minute)
+    made.attempt(one, at=at, verdict=verdict, cycle=2, wait=0, error="", error_text="", chain=[], **fields)
+
+
+def test_a_message_that_was_handled_twice_says_so_first_and_in_its_timeline(page: Client) -> None:
+    one = made.message(business_key="PAY-1", state=State.PROCESSED, cycle=2)
+    handled(one, "ack", 1, host="vm", pid=356)
+    before = Page(page.get(address_of(one))).text
+    handled(one, "ack", 2, host="vm", pid=355)
+    ParkedMessage.objects.update(succeeded_at=one.parked_at + timedelta(minutes=2))
+    text = Page(page.get(address_of(one))).text
+
+    assert "Handled twice" not in before
+    assert "Handled again" not in before
+    assert re.search(r"Handled twice: [\d :-]+ by vm:356, [\d :-]+ by vm:355\. Processed", text)
+    assert text.count("Attempt 1 succeeded") == 1
+    assert text.index("Handled again: attempt 1 succeeded") < text.index("Attempt 1 succeeded")
+    assert "Handled twice" in run("rmq_parked", "show", str(one.pk)).out
+
+
+def test_a_delivery_that_once_spared_is_no_second_handling(page: Client) -> None:
+    one = made.message(business_key="PAY-1", state=State.PROCESSED, cycle=2)
+    handled(one, "ack", 1)
+    handled(one, "duplicate", 2)
+    text = Page(page.get(address_of(one))).text
+
+    assert "Handled twice" not in text
+    assert "Delivered again, and not handled again (once=True)" in text
+    assert "Attempt 1 failed" not in text
+
+
+def test_a_twin_without_an_id_that_was_handled_is_no_second_handling(page: Client) -> None:
+    one = made.message(state=State.PROCESSED, message_id="", cycle=2)
+    twin = attempt_identities(one.queue, bytes(one.body))[0]
+    made.attempt(one, 2, verdict="ack", identity=twin, message_id="")
+    handled(one, "ack", 1, message_id="")
+    text = Page(page.get(address_of(one))).text
+
+    assert "Attempt 2 succeeded" in text
+    assert "Handled twice" not in text
 
 
 def test_the_message_page_shows_every_key_explains_before_its_buttons_and_copies_nothing_empty(page: Client) -> None:

@@ -269,6 +269,23 @@ def test_messages_that_another_run_had_sent_are_not_said_to_have_changed(page: C
     assert "3 GatewayTimeout · bank.gateway:post" in text
 
 
+def test_the_page_counts_messages_that_were_handled_twice_and_leads_to_them(page: Client) -> None:
+    cause = made.group()
+    twice, once = made.message(cause, business_key="PAY-2"), made.message(cause, business_key="PAY-1")
+    run = run_of(sent=2, processed=2)
+    before = shown(page, run)
+    for place, (message, handled) in enumerate(((twice, 2), (once, 1))):
+        RequeueItem.objects.create(run=run, message=message, place=place, revision=1, handled=handled)
+    RequeueRun.objects.filter(pk=run.pk).update(handled_twice=1)
+    seen = Page(page.get(f"{RUNS}{run.pk}/change/"))
+    leads = next(link for words, link in seen.links.items() if words == "Show Handled twice")
+    listed = Page(page.get(leads)).text
+
+    assert "handled twice" not in before.lower()
+    assert "1 handled twice" in seen.text
+    assert ("PAY-2" in listed, "PAY-1" in listed) == (True, False)
+
+
 def test_the_page_names_who_stopped_a_run(page: Client) -> None:
     run = run_of()
     stop(run.pk, BOB, reason="wrong ones")

@@ -18,12 +18,13 @@ from django_rmq_retry.consumer.recorder import Recorder
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.parked import outcomes
-from django_rmq_retry.policies import discard, park, retry
-from tests.attempts.attempted import failure, success
+from django_rmq_retry.policies import DUPLICATE, discard, park, retry
+from tests.attempts.attempted import CHARGE, failure, success
+from tests.consumer.attempts import finished
 from tests.handlers.factories import delivery
 from tests.messages.exceptions import BankDown, caught, post
 from tests.parked.arrivals import ticket_header
-from tests.parked.made import group, parked
+from tests.parked.made import group, item, parked
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 
@@ -111,6 +112,24 @@ def requeued(**told: Any) -> tuple[ParkedMessage, Any]:
     return record, delivery(message_id="m-1", headers=ticket_header(record.pk, 2))
 
 
+def test_only_a_handler_that_did_its_work_again_has_handled_a_message_twice(
+    recorder: Recorder, rows: list[AttemptRow]
+) -> None:
+    record, arrival = requeued()
+    run = item(record).run
+    superseded = failure(arrival, error=Discard("paid already"), verdict=discard("paid already"))
+    seen = []
+
+    for attempt in (success(arrival), finished(DUPLICATE, arrival, handler=CHARGE), superseded, success(arrival)):
+        recorder.note(attempt)
+        run.refresh_from_db()
+        seen.append(run.handled_twice)
+    recorder.buffer.flush()
+
+    assert seen == [0, 0, 0, 1]
+    assert [row.verdict for row in rows] == ["ack", "duplicate", "discard", "ack"]
+
+
 def test_a_requeued_attempt_ends_when_its_outcome_is_recorded(recorder: Recorder, rows: list[AttemptRow]) -> None:
     record, arrival = requeued()
     recorder.note(success(arrival))
@@ -182,11 +201,11 @@ def test_an_outcome_refused_by_the_database_is_retried(recorder: Recorder, monke
     errors = iter([OperationalError("gone"), None])
     tell = outcomes.succeeded
 
-    def flaky(*args: Any) -> None:
+    def flaky(*args: Any, **told: Any) -> None:
         error = next(errors)
         if error:
             raise error
-        tell(*args)
+        tell(*args, **told)
 
     monkeypatch.setattr(outcomes, "succeeded", flaky)
     recorder.note(success(copy))

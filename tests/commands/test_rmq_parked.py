@@ -12,7 +12,7 @@ from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, handler
-from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueRun, RunState, State
+from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueItem, RequeueRun, RunState, State
 from tests.admin.made import attempt
 from tests.commands.running import Terminal, parked
 from tests.operators.made import QUEUE, again, discard_messages, group, record, requeue_run
@@ -357,6 +357,22 @@ class TestRequeue:
 
 
 class TestRuns:
+    def test_messages_that_a_run_handled_twice_are_counted_and_listed(self) -> None:
+        one, other = record(state="processed"), record(state="processed")
+        run = requeue_run([record().pk])
+        before = parked("requeue-runs")
+        for place, (row, handled) in enumerate(((one, 2), (other, 1)), 2):
+            RequeueItem.objects.create(run=run, message=row, place=place, revision=1, handled=handled)
+        RequeueRun.objects.update(state="finished", handled_twice=1)
+        told = parked("requeue-run", str(run.pk))
+
+        assert "HANDLED TWICE" not in before.out
+        assert "HANDLED TWICE" in parked("requeue-runs").out
+        assert "1 handled twice" in told.out
+        assert f"rmq_parked list --handled-twice-of-run {run.pk}" in told.err
+        assert parked("requeue-run", str(run.pk), "--json").data["run"]["handled_twice"] == 1
+        assert [line[0] for line in parked("list", "--handled-twice-of-run", str(run.pk)).lines[1:]] == [str(one.pk)]
+
     @pytest.mark.usefixtures("wired")
     def test_a_run_that_its_canary_paused_prints_how_to_resume_and_stop_it(self) -> None:
         ids = [str(record().pk) for _ in range(3)]

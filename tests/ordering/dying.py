@@ -12,8 +12,7 @@ from tests.parked.dying import die, dying
 def _patched(step: str, nth: int) -> None:
     # These imports need the settings.
     from django_rmq_retry.amqp.publisher import PikaPublisher  # noqa: PLC0415 - as above
-    from django_rmq_retry.ordering import gate  # noqa: PLC0415 - as above
-    from django_rmq_retry.publishing.outbox import OutboxWriter  # noqa: PLC0415 - as above
+    from django_rmq_retry.ordering import gate, keys  # noqa: PLC0415 - as above
 
     if step == "after the copy's confirm":
         _confirmed(PikaPublisher, nth)
@@ -26,7 +25,7 @@ def _patched(step: str, nth: int) -> None:
         "after it is stored": (gate, "add_waiting", "after"),
         "between the row and the ack": (gate.OrderGate, "_wait_behind", "after"),
         "before the unblocking": (gate, "pass_on", "before"),
-        "in the unblocking": (OutboxWriter, "keep", "after"),
+        "in the unblocking": (keys, "keep", "after"),
         "at the end of the unblocking": (gate, "pass_on", "after"),
         "between unblocking and ack": (gate.OrderGate, "_unblock", "after"),
     }[step]

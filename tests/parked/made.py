@@ -42,9 +42,9 @@ def item(message: ParkedMessage, **told: Any) -> RequeueItem:
     return RequeueItem.objects.create(run=run, message=message, **{**known, **told})
 
 
-def copy_succeeded(record: int, cycle: int = 2, *, at: datetime | None = None) -> None:
+def copy_succeeded(record: int, cycle: int = 2, *, at: datetime | None = None, handled: bool = True) -> None:
     """Note that the requeued copy of a record was handled, as the consumer does."""
-    succeeded(Ticket(record=record, cycle=cycle), at or timezone.now())
+    succeeded(Ticket(record=record, cycle=cycle), at or timezone.now(), handled=handled)
 
 
 def copy_failed(record: int, cycle: int = 2, *, at: datetime | None = None) -> None:

@@ -124,6 +124,54 @@ def test_a_success_counts_its_item_as_processed_once(before: ItemState, counted:
     assert (found.state, found.ended_at, run_of(place)) == (ItemState.PROCESSED, minutes(10), counted)
 
 
+def twice_in(place: RequeueItem) -> int:
+    return RequeueRun.objects.get(pk=place.run_id).handled_twice
+
+
+def test_a_run_counts_each_message_that_was_handled_again_once() -> None:
+    known, other = record(), record()
+    run = item(known).run
+    place, once, older = item(other, run=run), item(other, cycle=1), item(known, cycle=1)
+    seen = []
+
+    for at in (1, 2, 2, 3):
+        after(known, at=at)
+        seen.append(twice_in(place))
+    after(other, at=4)
+
+    assert seen == [0, 1, 1, 1]
+    assert [twice_in(one) for one in (place, once, older)] == [1, 0, 0]
+    assert RequeueItem.objects.get(run=run, message=known).handled == 3
+
+
+def test_an_outcome_noted_again_after_an_unconfirmed_commit_is_no_second_handling() -> None:
+    place = item(known := record())
+
+    for at in (1, 2, 1, 2):
+        after(known, at=at)
+
+    assert (twice_in(place), RequeueItem.objects.get().handled) == (1, 2)
+
+
+def test_a_delivery_that_did_nothing_is_no_second_handling() -> None:
+    place = item(known := record())
+
+    after(known, at=1)
+    copy_succeeded(known.pk, at=minutes(2), handled=False)
+    found = ParkedMessage.objects.get()
+
+    assert (found.succeeded_at, found.state, twice_in(place)) == (minutes(1), State.PROCESSED, 0)
+
+
+def test_a_second_handling_counts_although_the_first_one_closed_nothing() -> None:
+    place = item(known := record(State.PARKED, parked_at=minutes(30)), state=ItemState.FAILED)
+
+    after(known, at=10)
+    after(known, at=20)
+
+    assert (ParkedMessage.objects.get().state, twice_in(place)) == (State.PARKED, 1)
+
+
 def test_items_of_other_cycles_and_messages_do_not_change() -> None:
     known, other = record(), record()
     mine, older, others = item(known), item(known, cycle=1), item(other)
