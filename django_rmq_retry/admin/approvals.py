@@ -9,7 +9,7 @@ from django.contrib import admin, messages
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.http import require_POST
 
 from django_rmq_retry import database_clock
@@ -18,8 +18,9 @@ from django_rmq_retry.admin.choice import LeftOut, left_out, sample, taken_keys,
 from django_rmq_retry.admin.contents import TEXT_LIMIT
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
 from django_rmq_retry.admin.queues import StoppedQueues
-from django_rmq_retry.admin.requeue_form import targets_of
+from django_rmq_retry.admin.requeue_form import number_mistyped, number_to_type, targets_of
 from django_rmq_retry.conf import settings
+from django_rmq_retry.markup import counted
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.models import ApprovalRequest, GatedAct, RequestState
 from django_rmq_retry.parked import approvals, gated_acts
@@ -65,7 +66,7 @@ class ApprovalRequestAdmin(Pages):
         return self.page(
             request,
             "approvalrequest/list.html",
-            title=_("Waiting for a second person"),
+            title=_("Approval requests"),
             waiting=list(approvals.open_requests()),
             decided=[(one, one.state_at(now)) for one in known],
             used=bool(settings().four_eyes),
@@ -80,8 +81,9 @@ class ApprovalRequestAdmin(Pages):
     def approve_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         known = _found(pk)
         left = _left_out(request, known)
-        if left.unchecked:
-            return self._shown(request, known, wrong=left.unchecked)
+        wrong = left.unchecked or number_mistyped(_number_to_type(known), request.POST.get("typed", ""))
+        if wrong:
+            return self._shown(request, known, wrong=wrong)
         try:
             done = approvals.approve(
                 pk,
@@ -127,7 +129,7 @@ class ApprovalRequestAdmin(Pages):
         waits, mine = known.waits(now), _is_mine(request, known)
         stuck = known.state == RequestState.APPROVED
         shown = _SHOWN[known.act](request, known, wish) if waits or stuck else {}
-        title = _("%(request)s: %(act)s") % {"request": known, "act": known.get_act_display()}
+        title = _("%(request)s: %(act)s") % {"request": known, "act": _act(known, known.count)}
         return self.page(
             request,
             "approvalrequest/request.html",
@@ -146,6 +148,8 @@ class ApprovalRequestAdmin(Pages):
             wrong={"all": wrong} if wrong else {},
             typed=request.POST,
             asks=True,
+            button=_("Approve: %(act)s") % {"act": _act(known, shown.get("messages_now", known.count))},
+            number_to_type=0 if mine or not waits else number_to_type(shown.get("messages_now", 0)),
             **{"left": NOTHING_LEFT_OUT, **shown},
         )
 
@@ -159,6 +163,30 @@ def _found(number: int) -> ApprovalRequest:
 
 def _is_mine(request: HttpRequest, known: ApprovalRequest) -> bool:
     return known.by_user_id is not None and known.by_user_id == request.user.pk
+
+
+def _act(known: ApprovalRequest, count: int) -> str:
+    """Return what is done with so many messages, as the button of the act itself says it."""
+    texts: dict[str, str] = {
+        GatedAct.DISCARD: ngettext("Discard %(count)d message", "Discard %(count)d messages", count),
+        GatedAct.REQUEUE: ngettext("Requeue %(count)d message", "Requeue %(count)d messages", count),
+        GatedAct.EDIT_MANY: ngettext("Edit %(count)d message", "Edit %(count)d messages", count),
+    }
+    return counted(texts[known.act], count=count) if known.act in texts else known.get_act_display()
+
+
+def _number_to_type(known: ApprovalRequest) -> int:
+    """Return the number of messages to type before so many are sent or discarded; 0 if it need not be typed."""
+    if not number_to_type(known.count) or not known.waits(database_clock.now(database())):
+        return 0
+    try:
+        wish = Wish.of(known)
+        if known.act == GatedAct.REQUEUE:
+            return number_to_type(gated_acts.REQUEUE.preview(wish).sendable)
+        return number_to_type(gated_acts.DISCARD.preview(wish).discards) if known.act == GatedAct.DISCARD else 0
+    except Refused:
+        # The list of keys is gone; the act refuses it.
+        return 0
 
 
 def _left_out(request: HttpRequest, known: ApprovalRequest) -> LeftOut:
@@ -177,7 +205,7 @@ def _discard(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Contex
     left = RequeueFinding(name="changed", count=found.changed, left_out=True, examples=())
     return {
         "part_of_act": "discard",
-        "left_now": found.discards,
+        "messages_now": found.discards,
         "findings": [left] if found.changed else [],
         "under_way": under_way(wish.selection.queryset()),
         "left": _left_out(request, known),
@@ -189,6 +217,7 @@ def _requeue(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Contex
     found, look = gated_acts.REQUEUE.preview(wish), broker_look.look()
     return {
         "part_of_act": "requeue",
+        "messages_now": found.sendable,
         "report": found,
         "findings": [with_seen_examples(request, one) for one in found.findings],
         "terms": wish.terms,

@@ -9,7 +9,7 @@ from django.utils.translation import ngettext
 
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.pages import Pages, requires
-from django_rmq_retry.admin.requeue_form import targets_of, typed_number, unconfirmed
+from django_rmq_retry.admin.requeue_form import number_to_type, targets_of, typed_number, unconfirmed
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.models import ErrorGroup
@@ -17,7 +17,6 @@ from django_rmq_retry.parked import controls, early_runs
 from django_rmq_retry.parked.early_retries import RetryFilter, WaitingReport, report, ways_back
 from django_rmq_retry.parked.key_text import parse
 from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
-from django_rmq_retry.parked.requeue import TYPED_FROM
 from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, STOP_AT, RequeueOptions
 from django_rmq_retry.parked.selection import number_in
 from django_rmq_retry.publishing import broker_connections
@@ -95,7 +94,7 @@ def preview(pages: Pages, request: HttpRequest) -> HttpResponse:
         button=button,
         others=count - 1,
         seconds=count / form.options.rate if form.options.rate and count else None,
-        typed_from=count if count > TYPED_FROM else 0,
+        number_to_type=number_to_type(count),
         reason_needed=bool(lacks_reason(count, "")),
         look=look,
         levels=targets_of([(form.queue, count)] if found else [], look),

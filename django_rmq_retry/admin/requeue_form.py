@@ -157,7 +157,7 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
         "others": found.sendable - 1,
         "why_not_one": refusal(request, "requeue"),
         "unchecked": unchecked(request, selection),
-        "typed_from": TYPED_FROM if found.sendable > TYPED_FROM else 0,
+        "number_to_type": number_to_type(found.sendable),
         "reason_needed": bool(lacks_reason(found.total, "")),
         "seconds": found.sendable / form.options.rate if form.options.rate else None,
         "targets": [name for name, one in queues.items() if one.role not in NO_TARGETS],
@@ -207,9 +207,20 @@ def unconfirmed(*, chosen: int, sent: int, reason: str, typed: str) -> dict[str,
     """Return the messages for fields that a large run needs: a reason, and the number of messages."""
     without = lacks_reason(chosen, reason)
     wrong = {"reason": without} if without else {}
-    if sent > TYPED_FROM and typed.replace(",", "").replace(" ", "") != str(sent):
-        wrong["typed"] = _("Type %(count)d to confirm the number of messages.") % {"count": sent}
-    return wrong
+    mistyped = number_mistyped(sent, typed)
+    return {**wrong, "typed": mistyped} if mistyped else wrong
+
+
+def number_to_type(count: int) -> int:
+    """Return the number of messages if it must be typed before something is done with so many of them, else 0."""
+    return count if count > TYPED_FROM else 0
+
+
+def number_mistyped(count: int, typed: str) -> str:
+    """Return what to type before something is done with so many messages; empty if it was typed, or need not be."""
+    if not number_to_type(count) or typed.replace(",", "").replace(" ", "") == str(count):
+        return ""
+    return _("Type %(count)d to confirm the number of messages.") % {"count": count}
 
 
 def _wrong(form: RequeueForm, findings: RequeueReport) -> dict[str, str]:

@@ -60,7 +60,7 @@ TARGETS: Mapping[ActingPage, ButtonTarget] = {
         label=gettext_lazy("Parked messages"), page="parkedmessage_changelist", verb="view", query="?state=requeued"
     ),
     ActingPage.REQUESTS: ButtonTarget(
-        label=gettext_lazy("Waiting for a second person"), page="approvalrequest_changelist", verb="view_request"
+        label=gettext_lazy("Approval requests"), page="approvalrequest_changelist", verb="view_request"
     ),
 }
 OF_ONE: Mapping[ActingPage, ButtonTarget] = {

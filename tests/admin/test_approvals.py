@@ -144,6 +144,38 @@ def test_a_button_asks_and_a_second_person_approves(asking: Asking, ann: User, b
     assert "Nothing waits for a second person." in lists
 
 
+@pytest.mark.parametrize(
+    ("asking", "what"), [(discarding, "Discard 2 messages"), (requeueing, "Requeue 2 messages"), (closing, "Close a")]
+)
+def test_title_and_button_say_what_is_done_and_only_a_second_person_remarks(
+    asking: Asking, what: str, ann: User, bob: User
+) -> None:
+    asked = asking(client_of(ann))
+    own, others = (Page(client_of(user).get(asked)) for user in (ann, bob))
+
+    assert f"{ApprovalRequest.objects.get()}: {what}" in others.text
+    assert others.form_with(f"Approve: {what}")
+    assert ("Remark" in own.text, "Remark" in others.text) == (False, True)
+    assert "Approval requests" in others.links
+
+
+@pytest.mark.parametrize("asking", [discarding, requeueing])
+def test_the_second_person_types_a_large_number_too(
+    asking: Asking, ann: User, bob: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asking(client_of(ann))
+    monkeypatch.setattr("django_rmq_retry.admin.requeue_form.TYPED_FROM", 1)
+    second = client_of(bob)
+    refused = press(second, second.get(asked), "Approve", typed="3")
+    before = done()[asking.__name__]
+    approved = press(second, refused, "Approve", typed="2")
+
+    assert (refused.status_code, before) == (422, False)
+    assert "Type 2 to confirm the number of messages." in Page(refused).text
+    assert (approved.status_code, done()[asking.__name__]) == (200, True)
+    assert "Type 2 to confirm" not in Page(client_of(ann).get(asked)).text
+
+
 @each_act
 def test_the_page_before_says_that_a_second_person_is_needed(asking: Asking, ann: User, settings: Any) -> None:
     client, seen, asks = client_of(ann), [], []
@@ -284,7 +316,7 @@ def test_several_requests_are_one_finding(ann: User, page: Client) -> None:
     status = Page(page.get(f"{ADMIN}livestatus/"))
 
     assert "2 requests wait for a second person, the oldest for" in status.text
-    assert status.links["Waiting for a second person"] == REQUESTS
+    assert status.links["Approval requests"] == REQUESTS
 
 
 @pytest.mark.parametrize("asking", [discarding, requeueing, editing, editing_many])
