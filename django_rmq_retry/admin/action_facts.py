@@ -1,6 +1,6 @@
 """The facts of an action in words: their names, and their values."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -69,10 +69,12 @@ CHOICES: Mapping[str, Any] = {
 }
 
 
-def facts_in_words(action: OperatorAction) -> Iterator[tuple[str, str]]:
+def facts_in_words(action: OperatorAction, *, without: Collection[str] = ()) -> Iterator[tuple[str, str]]:
     """Yield the name and the value of each fact. Those of other software keep the names that they have."""
     odd = action.facts and not action.details
     for name, value in ({_("facts"): action.facts} if odd else action.details).items():
+        if name in without:
+            continue
         yield name_in_words(name), _in_words(name, value)
 
 

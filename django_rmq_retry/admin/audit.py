@@ -1,5 +1,6 @@
 """The admin of the audit log."""
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -11,24 +12,30 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, npgettext
+from django.utils.translation import gettext_lazy, ngettext, npgettext
 
 from django_rmq_retry.admin import exports, labels
 from django_rmq_retry.admin.action_facts import facts_in_words
 from django_rmq_retry.admin.labels import column, labelled, one_short_line
 from django_rmq_retry.admin.message_list import CappedPaginator, counted_as
 from django_rmq_retry.admin.pages import Pages, refusal
-from django_rmq_retry.markup import NOTHING, count_or_dash, time_exact
+from django_rmq_retry.markup import NOTHING, count_or_dash, counted, time_exact
 from django_rmq_retry.models import Action, ErrorGroup, OperatorAction
+from django_rmq_retry.models.audit import MESSAGES
 from django_rmq_retry.parked.audit import acts_on, messages_named
-from django_rmq_retry.parked.key_lists import keys_of
+from django_rmq_retry.parked.key_lists import keys_of, unmatched_when_stored
 from django_rmq_retry.parked.key_text import text_of_keys
 from django_rmq_retry.parked.operators import has_own_rules
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, number_in
 
+RANGES = re.compile(r"\d{1,18}(-\d{1,18})?( \d{1,18}(-\d{1,18})?)*", re.ASCII)
+"""The form in which an action names several messages."""
+MOST_SPANS_LINKED = 1000
+MOST_KEYS_NAMED = 50
+"""The most keys that matched nothing and are named apart from their list."""
 SOURCES = ("admin", "cli", "code")
 
 
@@ -88,8 +95,11 @@ class ActionList(ChangeList):
         super().get_results(request)
         self.result_list = list(self.result_list)
         groups = ErrorGroup.objects.in_bulk({action.group for action in self.result_list if action.group is not None})
+        lists = {_list_of(action)[0] for action in self.result_list} - {0}
+        unmatched = unmatched_when_stored(lists) if lists and not _hides_keys(request) else {}
         for action in self.result_list:
             action.cause = groups.get(action.group)
+            action.unmatched = len(unmatched.get(_list_of(action)[0], ()))
 
     @property
     def counted(self) -> ChangeList:
@@ -138,16 +148,25 @@ class OperatorActionAdmin(Pages):
         return one_short_line(f"{action.who} ({action.behalf})" if action.behalf else action.who)
 
     @admin.display(description=gettext_lazy("Subject"))
-    def about(self, action: OperatorAction) -> SafeString | str:
-        """Return a link to the action's object; the link's text stays readable after the object is deleted."""
-        for number, page, name in (
-            (action.message, "parkedmessage", one_short_line(action.subject) or f"#{action.message}"),
-            (action.run, "requeuerun", _("requeue run %(number)d") % {"number": action.run or 0}),
-            (action.group, "errorgroup", self._cause(action)),
-        ):
-            if number is not None:
-                return format_html('<a href="{}">{}</a>', self.address(f"{page}_change", number), name)
+    def about(self, action: Any) -> SafeString | str:
+        return self._subject(action, action.unmatched)
+
+    def _subject(self, action: OperatorAction, unmatched: int) -> SafeString | str:
+        """Return the action's object, as a link if it has a page; its name stays readable after it is deleted."""
+        if action.message is not None:
+            return self._link("parkedmessage", action.message, one_short_line(action.subject) or f"#{action.message}")
+        if action.run is not None:
+            return self._link("requeuerun", action.run, _("requeue run %(number)d") % {"number": action.run})
+        number, count = _list_of(action)
+        if number:
+            # The group is that of the messages that were found: it says nothing of what was meant.
+            return _list_in_words(count, unmatched)
+        if action.group is not None:
+            return self._link("errorgroup", action.group, self._cause(action))
         return one_short_line(action.subject) or NOTHING
+
+    def _link(self, page: str, number: int, name: str) -> SafeString:
+        return format_html('<a href="{}">{}</a>', self.address(f"{page}_change", number), name)
 
     def _cause(self, action: OperatorAction) -> str:
         """Return the name of the error group, or its number if it is deleted."""
@@ -196,23 +215,62 @@ class OperatorActionAdmin(Pages):
         action = self.get_queryset(request).filter(pk=object_id).first() if object_id.isdecimal() else None
         if action is None:
             return self.refused(request, refusal(request, "view_all_audit") or _("There is no such action."))
+        number, _count = _list_of(action)
+        unmatched = unmatched_when_stored([number]).get(number, []) if number and not _hides_keys(request) else []
+        ranges = str(action.details.get(MESSAGES, ""))
+        # A row of other software may hold anything.
+        records = self._records(ranges) if RANGES.fullmatch(ranges) else ""
         title = _("%(action)s by %(name)s") % {"action": action.get_action_display(), "name": action.who}
         return self.page(
             request,
             "operatoraction/action.html",
             title=title,
             action=action,
-            facts=list(facts_in_words(action)),
-            about=self.about(action),
+            facts=list(facts_in_words(action, without=[MESSAGES] if records else ())),
+            records=records,
+            unmatched=unmatched[:MOST_KEYS_NAMED],
+            more_unmatched=len(unmatched) > MOST_KEYS_NAMED,
+            count_unmatched=len(unmatched),
+            about=self._subject(action, len(unmatched)),
             why=labels.action_reason(action),
             listed=_listed(action),
         )
 
+    def _page_and_number(self, number: str) -> tuple[str, str]:
+        return self.address("parkedmessage_change", number), number
+
+    def _records(self, ranges: str) -> SafeString:
+        """Return ranges of messages with links to the first and the last of each; of very many only the first ones."""
+        spans = ranges.split()
+        shown = [
+            format_html_join("-", '<a href="{}">{}</a>', map(self._page_and_number, span.split("-")))
+            for span in spans[:MOST_SPANS_LINKED]
+        ]
+        more = ["…"] if len(spans) > MOST_SPANS_LINKED else []
+        return format_html_join(" ", "{}", ((one,) for one in [*shown, *more]))
+
+
+def _list_of(action: OperatorAction) -> tuple[int, int]:
+    """Return number and length of the list of keys by which an action chose its messages; zeros if it did not."""
+    listed = _inside(action.details, "selection", "filter", LISTED)
+    number, count = listed.get("list"), listed.get("count")
+    return (number, count) if isinstance(number, int) and isinstance(count, int) else (0, 0)
+
+
+def _list_in_words(count: int, unmatched: int) -> str:
+    text = counted(ngettext("list of %(count)d key", "list of %(count)d keys", count), count=count)
+    without = ngettext("%(count)d matched nothing", "%(count)d matched nothing", unmatched)
+    return f"{text} ({counted(without, count=unmatched)})" if unmatched else text
+
+
+def _hides_keys(request: HttpRequest) -> bool:
+    """Return True for a user who does not see all messages, and must not learn which keys exist."""
+    return bool(refusal(request, "view")) or has_own_rules(request.user)
+
 
 def _why_nothing(request: HttpRequest, asked: str) -> str:
     """Return why a search finds no action. Who may not see all messages does not learn which of them exist."""
-    hidden = refusal(request, "view") or has_own_rules(request.user)
-    if hidden or messages_named(asked):
+    if _hides_keys(request) or messages_named(asked):
         return _("No action by or on %(text)s is recorded.") % {"text": asked}
     return _("No message has the key, id or number %(text)s, and no operator has this name.") % {"text": asked}
 

@@ -1,6 +1,6 @@
 """Lists of business keys and message ids: parsed, looked up and kept."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -239,6 +239,15 @@ def mark_kept(filter: Mapping[str, Any]) -> None:  # noqa: A002 - its name
 def keys_of(number: int) -> list[str]:
     rows = ListedKey.objects.using(database()).filter(list=number).order_by("place")
     return list(dict.fromkeys(rows.values_list("value", flat=True)))
+
+
+def unmatched_when_stored(lists: Collection[int]) -> dict[int, list[str]]:
+    """Return the keys of these lists that matched no message when their list was stored, by the list's number."""
+    rows = ListedKey.objects.using(database()).filter(list__in=lists, message__isnull=True).order_by("list", "place")
+    found: dict[int, list[str]] = {}
+    for number, value in rows.values_list("list", "value"):
+        found.setdefault(number, []).append(value)
+    return found
 
 
 def matches_of_list(known: KeyList, seen: Visible | None = None) -> Lookup:

@@ -103,6 +103,40 @@ def test_the_audit_log_has_the_keys_and_the_messages_of_an_action(page: Client) 
     check_audit_log()
 
 
+def test_the_subject_of_an_act_on_a_list_is_the_list_and_its_records_are_links(page: Client) -> None:
+    cause = made.group()
+    rows = [made.message(cause, business_key=f"PAY-{number}") for number in range(3)]
+    preview = follow(page, pasted(page, "PAY-0\nPAY-1\nPAY-2\nPAY-8\nPAY-9"), "Discard 3")
+    press(page, preview, "Discard 3 messages", category="handled elsewhere", checked=preview.context["left"].mark)
+    act = OperatorAction.objects.get()
+    ParkedMessage.objects.filter(pk=rows[2].pk).delete()
+    made.message(business_key="PAY-9")
+    answer, log = page.get(f"{ADMIN}operatoraction/{act.pk}/change/"), page.get(f"{ADMIN}operatoraction/")
+    shown = Page(answer)
+
+    assert act.group == cause.pk
+    assert "Subject list of 5 keys (2 matched nothing)" in shown.text
+    assert "list of 5 keys (2 matched nothing)" in Page(log).text
+    assert "2 keys matched no message when the list was pasted: PAY-8 PAY-9" in shown.text
+    assert shown.text.count("Record numbers") == 1
+    ends = [str(rows[0].pk), str(rows[2].pk)]
+    assert [shown.links[end] for end in ends] == [f"{ADMIN}parkedmessage/{end}/change/" for end in ends]
+
+
+def test_the_audit_log_does_not_tell_which_keys_exist_to_whom_may_not_see_all(page: Client, settings: Any) -> None:
+    for number in range(2):
+        made.message(business_key=f"PAY-{number}")
+    preview = follow(page, pasted(page, "PAY-0\nPAY-1\nPAY-9"), "Discard 2")
+    press(page, preview, "Discard 2 messages", category="handled elsewhere", checked=preview.context["left"].mark)
+    operating(settings, PERMIT=is_north)
+    reader = client_of(made.person("reader", "view_operatoraction", "view_all_operatoraction", "view_parkedmessage"))
+    act = OperatorAction.objects.get()
+    for address in (f"{ADMIN}operatoraction/", f"{ADMIN}operatoraction/{act.pk}/change/"):
+        text = Page(reader.get(address)).text
+        assert "list of 3 keys" in text
+        assert "matched" not in text
+
+
 def test_the_listed_messages_are_exported_in_any_state(page: Client) -> None:
     made.message(business_key="PAY-1")
     made.message(business_key="PAY-2", state=State.PROCESSED)
