@@ -290,7 +290,8 @@ def in_outbox(outbox: PendingRows, now: datetime, limits: Limits) -> Iterator[Pr
 
 def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
     parked, now, most = survey.parked, survey.at, limits.parked_age
-    sending = [run for run in survey.runs if run.state in (RunState.PLANNED, RunState.RUNNING) and not run.retries_of]
+    started = [run for run in survey.runs if run.state in (RunState.PLANNED, RunState.RUNNING)]
+    sending = [run for run in started if run.unsent and not run.retries_of]
     if parked.count and parked.oldest is not None:
         late = most is not None and now - parked.oldest > most
         many = limits.max_parked is None and parked.count >= PARKED_TOO_MANY

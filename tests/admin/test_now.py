@@ -169,7 +169,7 @@ def test_parked_messages_that_a_run_is_to_send_are_named_with_it(page: Client) -
     made.message()
     runs = [
         RequeueRun.objects.create(by="ann", created_at=timezone.now(), rate=20, total=total, sent=1, state=state)
-        for total, state in ((3, "running"), (9, "paused"), (9, "finished"))
+        for total, state in ((3, "running"), (9, "paused"), (9, "finished"), (1, "running"))
     ]
     told = page.get(f"{ADMIN}livestatus/")
 

@@ -532,7 +532,7 @@ class TestConsumers:
     def test_the_newest_thousand_consumers_are_read_without_messages_in_flight(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        facts: dict[str, Any] = {"host": "web", "started_at": ago(hours=1), "connected": True}
+        facts: dict[str, Any] = {"host": "web", "started_at": ago(hours=24), "connected": True}
         ConsumerProcess.objects.bulk_create(
             ConsumerProcess(name=f"p{number}", pid=number, beat_at=ago(seconds=2 + 40 * number), **facts)
             for number in range(MOST_SURVEYED_PROCESSES + 5)
