@@ -77,7 +77,7 @@ class FreshConnections:
     def __exit__(self, *_error: object) -> None:
         if not _thread.connects:
             return
-        for left in tidied():
+        for left in roll_back_left_open():
             # By whom is not known: a receiver of a signal, or another function around the handler.
             log.error("%s", left, extra={"event": "left_open", "database": left.database})
         interrupted, _thread.interrupted = _thread.interrupted, False
@@ -99,7 +99,7 @@ class LeftOpen:
         return f"Database {self.database!r} was left with {self.what}. It is rolled back. {OPEN_ADVICE}"
 
 
-def tidied(spared: Collection[str] = ()) -> list[LeftOpen]:
+def roll_back_left_open(spared: Collection[str] = ()) -> list[LeftOpen]:
     """Close each connection of this thread with an open transaction, which rolls it back, and return what was open.
 
     A database with ``AUTOCOMMIT`` False is left alone, because its project commits by hand, and so are those in

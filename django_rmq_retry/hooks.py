@@ -79,7 +79,7 @@ class AroundPublish:
 Around: TypeAlias = AroundAttempt | AroundPublish
 Hook: TypeAlias = Callable[[Any], "AbstractContextManager[object] | None"]
 Entered: TypeAlias = list[tuple[str, AbstractContextManager[object]]]
-Tidied: TypeAlias = Callable[[], Iterable[object]]
+RollBack: TypeAlias = Callable[[], Iterable[object]]
 """Rolls back the transactions that are open in this thread, and returns a sentence on each."""
 
 
@@ -109,7 +109,7 @@ class Hooks:
         self._lock = threading.Lock()
 
     def wanting(
-        self, message: Delivery | Message, before: AroundAttempt | None = None, tidied: Tidied = tuple
+        self, message: Delivery | Message, before: AroundAttempt | None = None, roll_back_left_open: RollBack = tuple
     ) -> Sequence[Listed]:
         """Return the hooks that do not decline; one that has seen an attempt ``before`` is not asked again."""
         if not self._some_decline:
@@ -125,7 +125,7 @@ class Hooks:
                 self._declines_failed(self._hooks[0].name, error, message)
                 return ()
             forks.end_since(forked)
-            self._left(self._hooks[0].name, tidied())
+            self._left(self._hooks[0].name, roll_back_left_open())
             return wanted
         seen = before.hooks if before is not None else ()
         wanting: list[Listed] = []
@@ -136,10 +136,10 @@ class Hooks:
                         wanting.append(hook)
             except BaseException as error:  # noqa: BLE001 - as above
                 self._declines_failed(hook.name, error, message)
-            self._left(hook.name, tidied())
+            self._left(hook.name, roll_back_left_open())
         return wanting
 
-    def enter(self, one: Around, wanting: Sequence[Listed], *, tidied: Tidied = tuple) -> Entered:
+    def enter(self, one: Around, wanting: Sequence[Listed], *, roll_back_left_open: RollBack = tuple) -> Entered:
         """Enter hooks in their order; return those that must be left."""
         entered: Entered = []
         forked = forks.count
@@ -157,10 +157,12 @@ class Hooks:
                     self.leave(entered, publish=one)
                     raise
                 self._failed(hook.name, error)
-            self._left(hook.name, tidied())
+            self._left(hook.name, roll_back_left_open())
         return entered
 
-    def leave(self, entered: Entered, *, publish: AroundPublish | None = None, tidied: Tidied = tuple) -> None:
+    def leave(
+        self, entered: Entered, *, publish: AroundPublish | None = None, roll_back_left_open: RollBack = tuple
+    ) -> None:
         """Leave the hooks in reverse order. No exception is passed to them: they find it in ``error``.
 
         Around a publish, what ends its caller may be raised here, and is raised once all are left.
@@ -178,7 +180,7 @@ class Hooks:
                     late = publish.error = error
                 else:
                     self._failed(name, error)
-            self._left(name, tidied())
+            self._left(name, roll_back_left_open())
         if late is not None:
             raise late
 

@@ -98,7 +98,7 @@ def test_a_transaction_under_autocommit_false_of_the_settings_is_the_projects_ow
         begin(connection)
         connection.settings_dict["AUTOCOMMIT"] = False
 
-        assert database_connections.tidied() == []
+        assert database_connections.roll_back_left_open() == []
         connection.close()
 
     worker(attempt)
@@ -110,7 +110,7 @@ def test_a_connection_that_the_project_closed_by_itself_has_nothing_open(worker:
         begin(connection)
         connection.connection.close()
 
-        assert database_connections.tidied() == []
+        assert database_connections.roll_back_left_open() == []
 
     worker(attempt)
 
@@ -121,7 +121,7 @@ def test_what_a_deadline_interrupted_is_not_called_a_transaction_of_the_handler(
         begin(connection)
         database_connections.interrupted()
 
-        assert database_connections.tidied() == []
+        assert database_connections.roll_back_left_open() == []
         with database_connections.FreshConnections():
             assert connection.connection is None
 

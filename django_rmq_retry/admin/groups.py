@@ -263,8 +263,8 @@ def _kept_back(request: HttpRequest, attempt: Attempt) -> str:
 def _shares(group: ErrorGroup) -> tuple[list[tuple[str, str]], list[tuple[Origin, int]]]:
     """Return the types and the origins of a group's parked messages, each with how many there are."""
     types, origins = Counter[str](), Counter[Origin]()
-    counted = ParkedOrigin.objects.filter(group=group.pk, count__gt=0).order_by("queue", "handler", "type")
-    for queue, handler, name, count in counted.values_list("queue", "handler", "type", "count"):
+    origins_counted = ParkedOrigin.objects.filter(group=group.pk, count__gt=0).order_by("queue", "handler", "type")
+    for queue, handler, name, count in origins_counted.values_list("queue", "handler", "type", "count"):
         types[name] += count
         origins[Origin(queue, handler)] += count
     return [(name, str(Count(count))) for name, count in types.most_common(MOST_TYPES)], origins.most_common()

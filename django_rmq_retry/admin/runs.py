@@ -321,5 +321,5 @@ def _guard(run: RequeueRun) -> str:
             **share,
             **most,
         }
-    counted = _("counted since it was resumed")
-    return f"{text} · {counted}" if run.spared_failed else text
+    since = _("counted since it was resumed")
+    return f"{text} · {since}" if run.spared_failed else text

@@ -29,7 +29,7 @@ from django_rmq_retry.consumer.recorder import Recorder
 from django_rmq_retry.consumer.surroundings import Surroundings, machine_fails
 from django_rmq_retry.consumer.with_threads import ConsumerWithThreads
 from django_rmq_retry.database_clock import epoch, epoch_ms
-from django_rmq_retry.database_connections import FreshConnections, interrupted, tidied
+from django_rmq_retry.database_connections import FreshConnections, interrupted, roll_back_left_open
 from django_rmq_retry.embedded.wire.server import Keeper
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.contracts import Gate
@@ -115,7 +115,7 @@ def _surroundings(
         once=once,
         key_timeout=KEY_SECONDS,
         interrupted=interrupted,
-        tidied=tidied,
+        roll_back_left_open=roll_back_left_open,
         check=check_writable,
         away=_away,
         gates=gates,

@@ -109,7 +109,7 @@ class Attempts:
                 raise
             finally:
                 if entered and self._hooks is not None:
-                    self._hooks.leave(entered, tidied=self._surroundings.tidied)
+                    self._hooks.leave(entered, roll_back_left_open=self._surroundings.roll_back_left_open)
 
     def _identify(self, state: AttemptState) -> Subscription | None:
         """Number the attempt and return its handler; None for a message that is settled without an attempt."""
@@ -189,7 +189,7 @@ class Attempts:
             state.key = ordering_key_of(
                 subscription.order_by, state.delivery.ready(attempt=state.number, data=state.data)
             )
-            log_left_open(f"order_by of handler {subscription.name}", self._surroundings.tidied())
+            log_left_open(f"order_by of handler {subscription.name}", self._surroundings.roll_back_left_open())
 
     def _turned_away(self, state: AttemptState, subscription: Subscription) -> bool:
         """Enter the gates; return True for a message that one of them settles without an attempt."""
@@ -208,10 +208,10 @@ class Attempts:
 
     def _enter_hooks(self, state: AttemptState, subscription: Subscription) -> Entered | None:
         """Enter the hooks of the setting AROUND; they are left with the verdict, once the attempt is recorded."""
-        hooks, tidied = self._hooks, self._surroundings.tidied
+        hooks, roll_back_left_open = self._hooks, self._surroundings.roll_back_left_open
         if hooks is None:
             return None
-        wanting = hooks.wanting(state.delivery, state.hooked, tidied)
+        wanting = hooks.wanting(state.delivery, state.hooked, roll_back_left_open)
         if not wanting:
             return None
         state.hooked = AroundAttempt(
@@ -221,7 +221,7 @@ class Attempts:
             before=state.traceparent,
             hooks=wanting,
         )
-        entered = hooks.enter(state.hooked, wanting, tidied=tidied)
+        entered = hooks.enter(state.hooked, wanting, roll_back_left_open=roll_back_left_open)
         state.traceparent = context_of(state.hooked)
         return entered
 
@@ -239,7 +239,7 @@ class Attempts:
             raise
         except BaseException as raised:  # noqa: BLE001 - SystemExit of one handler must not end the worker
             outcome = None, raised
-        outcome = closed(outcome, subscription.name, self._surroundings.tidied())
+        outcome = closed(outcome, subscription.name, self._surroundings.roll_back_left_open())
         if isinstance(outcome[1], Unready):
             if subscription.gated:
                 self._leave_gates(state, subscription, retry(0.0, detail=str(outcome[1]), counted=False), outcome[1])
@@ -463,7 +463,7 @@ class Attempts:
             state.settlement = self._settlement_or_bytes(state, subscription)
         # The gates and journals that follow must not write into a transaction that nobody commits.
         name = "" if subscription is None else subscription.name
-        log_left_open(f"The policy or fingerprint of handler {name}", self._surroundings.tidied())
+        log_left_open(f"The policy or fingerprint of handler {name}", self._surroundings.roll_back_left_open())
 
     def _set_verdict(
         self, state: AttemptState, subscription: Subscription | None, verdict: Verdict, *, as_bytes: bool

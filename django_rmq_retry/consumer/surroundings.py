@@ -54,7 +54,7 @@ class Surroundings:
     """Seconds after which the computation of an ordering key is ended; None without a limit, such as in tests."""
     interrupted: Callable[[], None] = lambda: None
     """Called in the thread of a handler that its deadline has interrupted: database connections may be in any state."""
-    tidied: Callable[[], Sequence[LeftOpen]] = lambda: ()
+    roll_back_left_open: Callable[[], Sequence[LeftOpen]] = lambda: ()
     """Rolls back the transactions open in this thread, and returns what was open; a test has its own transactions."""
     once: Callable[[Subscription, Delivery, OnceState], object] = no_inbox
     """Runs the handlers with ``once``; raises their exceptions, HandlerSkipped or Unready."""

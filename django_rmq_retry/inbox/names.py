@@ -9,7 +9,7 @@ from uuid import UUID
 from django.db import connections
 
 from django_rmq_retry import forks
-from django_rmq_retry.database_connections import left_open, tidied
+from django_rmq_retry.database_connections import left_open, roll_back_left_open
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers.call import HandlerSkipped, log_left_open
 from django_rmq_retry.handlers.subscription import MessageName, Subscription
@@ -75,7 +75,7 @@ def _from_function(once: MessageName, handler: str, delivery: Delivery) -> str:
     except BaseException as error:
         raise unnamed(handler, "raised", error) from error
     finally:
-        log_left_open(f"once= of handler {handler}", tidied(before))
+        log_left_open(f"once= of handler {handler}", roll_back_left_open(before))
     number = isinstance(result, (int, float, Decimal)) and not isinstance(result, bool) and isfinite(result)
     if number or (isinstance(result, (str, UUID)) and result != ""):
         return str(result)
