@@ -12,7 +12,7 @@ from django_rmq_retry import __version__, database_clock
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import look_at_rest
 from django_rmq_retry.amqp.levels import Gauged, gauge
-from django_rmq_retry.amqp.management_api import ANSWER_SECONDS, Inspector
+from django_rmq_retry.amqp.management_api import API_ANSWER_SECONDS, Inspector
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
@@ -75,7 +75,7 @@ def load() -> list[Declared]:
         raise DeclarationsUnavailable(one_line(error)) from error
 
 
-def declarer_on(session: Session, *, api_timeout: float = ANSWER_SECONDS) -> Declarer:
+def declarer_on(session: Session, *, api_timeout: float = API_ANSWER_SECONDS) -> Declarer:
     """Return what looks at queues over a session, and by the management API if the settings name one."""
     url, vhost = settings().operators.management_url, session.access.vhost
     return Declarer(session, None if url is None else Inspector(url=url, vhost=vhost, timeout=api_timeout))

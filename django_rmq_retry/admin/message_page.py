@@ -18,7 +18,7 @@ from django_rmq_retry.admin import labels
 from django_rmq_retry.admin.cards import plain_words
 from django_rmq_retry.admin.contents import HEADER_PLACE, body_of, heading_of
 from django_rmq_retry.admin.pages import Button, Pages, refusal, saved_as
-from django_rmq_retry.admin.timeline import activity, timeline, with_reasons
+from django_rmq_retry.admin.timeline import MOST_ACTIONS_SHOWN, activity, timeline, with_reasons
 from django_rmq_retry.attempts.history import NO_FAILURE, attempts_of, failures_counted, handlings, lost_attempts
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
@@ -49,7 +49,6 @@ from django_rmq_retry.parked.selection import number_in
 MOST_EDITABLE_BYTES = 3 * 1024 * 1024
 """A form sends up to three bytes for each byte of a body, and more for the end of a line."""
 MOST_ATTEMPTS_SHOWN = 20
-MOST_ACTIONS_SHOWN = 20
 MOST_OWN_KEYS_SHOWN = 50
 
 

@@ -51,7 +51,7 @@ from django_rmq_retry.parked.selection import EXCEPT
 from django_rmq_retry.recurring import thread_name
 from django_rmq_retry.wording import number
 
-SLICE_SECONDS = 0.5
+PAGE_SLICE_SECONDS = 0.5
 """Seconds for which an open page sends in one request; the page then requests the next slice."""
 CLICK_SECONDS = 10.0
 """Seconds for which a page without JavaScript sends: there each slice is a click."""
@@ -127,7 +127,7 @@ class RequeueRunAdmin(Pages):
             return self.refused(request, why)
         steering.run_of(str(pk))
         # A click waits until the slice is sent; the page shows the outcomes at the next request.
-        seconds = SLICE_SECONDS if scripted else CLICK_SECONDS
+        seconds = PAGE_SLICE_SECONDS if scripted else CLICK_SECONDS
         run = send_run(pk, thread_name("page"), for_seconds=seconds, outcomes=scripted)
         return self._shown(request, run) if scripted else HttpResponseRedirect(self.address("requeuerun_change", pk))
 

@@ -14,7 +14,7 @@ from django_rmq_retry.alerts.found import Found, Unseen, find
 from django_rmq_retry.alerts.ledger import Alert, Ledger
 from django_rmq_retry.alerts.ways import Patient, ways
 from django_rmq_retry.conf import Alerts, settings
-from django_rmq_retry.messages.texts import one_line, short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, one_line, short
 from django_rmq_retry.models import AlertWatch
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.recurring import LastingFailures, Recurring, thread_name
@@ -74,7 +74,7 @@ class AlertWatcher(Recurring):
 
     def look(self) -> None:
         """Look once and send what is due, if this process has or gets the lease."""
-        self._name = self._name or short(thread_name(NAME), 255)
+        self._name = self._name or short(thread_name(NAME), COLUMN_BYTES)
         row = self._held()
         if row is None:
             return

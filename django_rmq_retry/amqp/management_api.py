@@ -29,7 +29,7 @@ UNAUTHORIZED = 401
 LARGEST_ANSWER_BYTES = 128 * 1024 * 1024
 """The largest accepted answer in bytes; that of a virtual host with fifty thousand queues is smaller."""
 CHUNK_BYTES = 65536
-ANSWER_SECONDS = 5.0
+API_ANSWER_SECONDS = 5.0
 """Seconds for each step of an answer."""
 LONGEST_ANSWER_TIMEOUTS = 6
 """The longest time for a whole answer that arrives in small pieces, in multiples of the timeout."""
@@ -50,7 +50,7 @@ class Inspector:
 
     url: Secret
     vhost: str = "/"
-    timeout: float = ANSWER_SECONDS
+    timeout: float = API_ANSWER_SECONDS
 
     @property
     def shown(self) -> str:

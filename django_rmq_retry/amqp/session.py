@@ -18,7 +18,7 @@ from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeD
 Answered = Callable[[Any], None]
 Question = Callable[[Channel, Answered], object]
 
-ANSWER_SECONDS = 30.0
+BROKER_ANSWER_SECONDS = 30.0
 """Seconds to wait for one answer; a cluster without a majority never answers."""
 
 NamedDeclaration = ExchangeDeclaration | QueueDeclaration
@@ -29,7 +29,7 @@ METHOD_FIELDS = ("type", "durable", "exclusive", "auto_delete", "internal")
 class Session:
     """Requests one after the other: ``session.ask(lambda channel, done: channel.queue_purge(name, callback=done))``."""
 
-    def __init__(self, access: Access, *, purpose: str = "command", patience: float = ANSWER_SECONDS) -> None:
+    def __init__(self, access: Access, *, purpose: str = "command", patience: float = BROKER_ANSWER_SECONDS) -> None:
         self.access = access
         self.patience = patience
         self._purpose = purpose

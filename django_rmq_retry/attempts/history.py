@@ -13,11 +13,10 @@ from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.deaths import rejections
 from django_rmq_retry.messages.identity import attempt_identities
 from django_rmq_retry.messages.properties import decode_properties
+from django_rmq_retry.messages.stamp import HIGHEST_COUNT
 from django_rmq_retry.models import Attempt, ParkedMessage
 from django_rmq_retry.policies.verdict import ACK, DUPLICATE
 
-HIGHEST_COUNT = 2**31 - 1
-"""A bound for the count in x-death, which can be forged; no column holds more."""
 NO_FAILURE = (ACK.name, DUPLICATE.name)
 """Verdicts of attempts that did not fail: the handler ran to its end, or had done so before and was not run again."""
 COUNTS_AS_WAITING = timedelta(hours=1)
@@ -94,6 +93,7 @@ def _reported(record: ParkedMessage) -> int:
         headers = decode_properties(bytes(record.properties)).headers
     except UndecodableHeaders:
         return record.attempts
+    # The count in x-death can be forged, and no column holds more.
     return max(record.attempts, min(rejections(headers, record.queue), HIGHEST_COUNT))
 
 

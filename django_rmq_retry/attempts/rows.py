@@ -21,7 +21,7 @@ from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.identity import attempt_identity
 from django_rmq_retry.messages.message import message_id
 from django_rmq_retry.messages.reasons import Reason
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.messages.tracebacks import ChainedError, Frame, Stack, projects_own, trace
 from django_rmq_retry.models import parked
 from django_rmq_retry.policies.verdict import Kind, Verdict
@@ -29,7 +29,6 @@ from django_rmq_retry.policies.verdict import Kind, Verdict
 CHAIN_BYTES = 64 * 1024
 CAUSE_TEXT_LIMIT = 2000
 CODE_LIMIT = 200
-NAME_LIMIT = 255
 KEPT_BODY_BYTES = 2048
 """Largest body, in bytes, that a draft keeps until its row is made."""
 DRAFT_BYTES = 2000
@@ -180,7 +179,7 @@ class RowBuilder:
     """Makes rows from drafts; values that are the same for the whole process are looked up once."""
 
     deploy: str = ""
-    host: str = field(default_factory=lambda: short(socket.gethostname(), NAME_LIMIT))
+    host: str = field(default_factory=lambda: short(socket.gethostname(), COLUMN_BYTES))
     pid: int = field(default_factory=os.getpid)
 
     def row(self, draft: AttemptDraft) -> AttemptRow:
@@ -189,9 +188,9 @@ class RowBuilder:
         # Positional, in the order of the columns: naming them makes the whole step a quarter slower.
         return AttemptRow(
             draft.identity or _identity(draft.queue, draft.message_id, draft.body),
-            short(draft.queue, NAME_LIMIT),
-            short(draft.handler, NAME_LIMIT),
-            short(draft.message_id, NAME_LIMIT),
+            short(draft.queue, COLUMN_BYTES),
+            short(draft.handler, COLUMN_BYTES),
+            short(draft.message_id, COLUMN_BYTES),
             min(draft.ticket.cycle, LARGEST_INTEGER) if draft.ticket else 1,
             min(draft.number, LARGEST_INTEGER),
             database_clock.stored(ended - draft.seconds),

@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.queue_state import Halt
 from django_rmq_retry.breakers.table import database
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.recurring import LastingFailures
 
@@ -24,7 +24,7 @@ ELSEWHERE_SECONDS = 3.0
 """Seconds after which a message that was returned to its queue does not come again to the consumer that had it."""
 STALE_HALT = timedelta(seconds=30)
 """The time after which a consumer that has stopped reporting counts as gone."""
-_ERROR_BYTES, _NAME_BYTES = 600, 255
+_ERROR_BYTES = 600
 NOT_HALTED = {"halted_at": None, "halted_seen_at": None, "halted_message": "", "halted_error": ""}
 """The columns of a queue that is not halted."""
 
@@ -109,7 +109,7 @@ class Halts:
     def _write(self, halt: Halt) -> None:
         alias = database()
         row, _made = QueueControl.objects.using(alias).get_or_create(queue=halt.queue)
-        now, message = database_clock.now(alias), short(halt.message_id or "", _NAME_BYTES)
+        now, message = database_clock.now(alias), short(halt.message_id or "", COLUMN_BYTES)
         since = now - timedelta(seconds=max(time.time() - halt.since, 0.0))
         same = row.halted_at is not None and message and row.halted_message == message
         QueueControl.objects.using(alias).filter(pk=row.pk).update(

@@ -17,7 +17,7 @@ from django_rmq_retry.consumer.consumer import Consumer
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers.business_keys import first_business_key
 from django_rmq_retry.messages.message import Delivery, message_id
-from django_rmq_retry.messages.texts import one_line, short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, one_line, short
 from django_rmq_retry.models import ConsumerProcess
 from django_rmq_retry.recurring import LastingFailures, Recurring
 
@@ -28,7 +28,6 @@ BEAT_SECONDS = 5.0
 STATUS_SECONDS = 1.0
 """Seconds between two looks at the status, whose change is written at once."""
 MOST_IN_FLIGHT = 100
-NAME_BYTES = 255
 
 
 class Heartbeat(Recurring):
@@ -41,12 +40,12 @@ class Heartbeat(Recurring):
         self._consumer = consumer
         self._name = name
         self._facts = {
-            "host": short(socket.gethostname(), NAME_BYTES),
+            "host": short(socket.gethostname(), COLUMN_BYTES),
             "pid": os.getpid(),
             "number": number,
             "version": package,
             "deploy": project_version(),
-            "broker": short(settings().address().shown, NAME_BYTES),
+            "broker": short(settings().address().shown, COLUMN_BYTES),
             "threads": threads,
             "queues": list(queues),
         }
@@ -129,10 +128,10 @@ def _entry(state: AttemptState, key: str, ahead: float) -> dict[str, object]:
     subscription = state.subscription
     since = datetime.fromtimestamp(ahead + state.began, UTC)
     return {
-        "queue": short(state.arrival.queue, NAME_BYTES),
-        "handler": "" if subscription is None else short(subscription.name, NAME_BYTES),
+        "queue": short(state.arrival.queue, COLUMN_BYTES),
+        "handler": "" if subscription is None else short(subscription.name, COLUMN_BYTES),
         "key": key,
-        "message_id": short(message_id(state.arrival) or "", NAME_BYTES),
+        "message_id": short(message_id(state.arrival) or "", COLUMN_BYTES),
         "attempt": state.number,
         "since": since.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "timeout": None if subscription is None else subscription.timeout,

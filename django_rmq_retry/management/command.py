@@ -20,7 +20,7 @@ from django_rmq_retry.amqp import management_api
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import WouldLose
 from django_rmq_retry.amqp.refusals import Refusal
-from django_rmq_retry.amqp.session import ANSWER_SECONDS, Session
+from django_rmq_retry.amqp.session import BROKER_ANSWER_SECONDS, Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
@@ -305,5 +305,5 @@ def open_declarer(*, timeout: float | None = None) -> Iterator[Declarer]:
     access = settings().access()
     if timeout is not None:
         access = replace(access, connect_timeout=timeout)
-    with Session(access, purpose="command", patience=timeout or ANSWER_SECONDS) as session:
-        yield declared.declarer_on(session, api_timeout=timeout or management_api.ANSWER_SECONDS)
+    with Session(access, purpose="command", patience=timeout or BROKER_ANSWER_SECONDS) as session:
+        yield declared.declarer_on(session, api_timeout=timeout or management_api.API_ANSWER_SECONDS)

@@ -29,7 +29,7 @@ from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from django_rmq_retry.parked.groups import parked_lately
 from django_rmq_retry.parked.operators import LABEL
 
-MOST_GROUPS = 100
+MOST_GROUPS_EXAMINED = 100
 """The most error groups whose growth is examined: those with the latest messages."""
 
 
@@ -169,7 +169,7 @@ class RecordExamination:
 def growing(now: datetime) -> Iterator[Problem]:
     """Yield the error groups that grow."""
     recent = ErrorGroup.objects.filter(parked__gt=0, muted=False, last_seen__gte=now - RECENT).order_by("-last_seen")
-    groups = {group.pk: group for group in recent[:MOST_GROUPS]}
+    groups = {group.pk: group for group in recent[:MOST_GROUPS_EXAMINED]}
     yield from in_groups(groups, parked_lately(groups, buckets=1).newest, now)
 
 

@@ -32,7 +32,7 @@ from django_rmq_retry.parked.requeue import TYPED_FROM
 from django_rmq_retry.parked.selection import EXCEPT, FIELDS, LISTED, MOST_IDS, Selection
 
 OPEN_STATES = f"{State.PARKED.value},{State.ON_HOLD.value}"
-MOST_KEYS_NAMED = 20
+MOST_NAMED_IN_REMARK = 20
 """The most keys, and messages of one key, that a remark names; rmq_parked keys shows all."""
 
 
@@ -171,8 +171,8 @@ def refuse_doubtful(chosen: Selection, options: Options) -> None:
 
 def _say_some(command: RmqCommand, what: str, keys: Sequence[str]) -> None:
     if keys:
-        more = f" and {len(keys) - MOST_KEYS_NAMED} more" if len(keys) > MOST_KEYS_NAMED else ""
-        command.say(f"  {what}: {', '.join(keys[:MOST_KEYS_NAMED])}{more}")
+        more = f" and {len(keys) - MOST_NAMED_IN_REMARK} more" if len(keys) > MOST_NAMED_IN_REMARK else ""
+        command.say(f"  {what}: {', '.join(keys[:MOST_NAMED_IN_REMARK])}{more}")
 
 
 def _spelled(alike: Mapping[str, Sequence[str]]) -> list[str]:
@@ -188,8 +188,8 @@ def _counted(matches: Mapping[str, Sequence[KeyMatch]], keys: Sequence[str]) -> 
 
 
 def _states(matches: Sequence[KeyMatch]) -> str:
-    some = ", ".join(f"#{one.record} {one.state}" for one in matches[:MOST_KEYS_NAMED])
-    return f"{some} and {len(matches) - MOST_KEYS_NAMED} more" if len(matches) > MOST_KEYS_NAMED else some
+    some = ", ".join(f"#{one.record} {one.state}" for one in matches[:MOST_NAMED_IN_REMARK])
+    return f"{some} and {len(matches) - MOST_NAMED_IN_REMARK} more" if len(matches) > MOST_NAMED_IN_REMARK else some
 
 
 def keys_data(lookup: Lookup) -> dict[str, Any]:

@@ -25,7 +25,7 @@ TRACE_CONTEXT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2
 SUMMARY_BYTES = 1000
 HANDLER_BYTES = 255
 HIGHEST_COUNT = 2**31 - 1
-"""The largest number that an integer header holds."""
+"""The largest number that an integer header, or a column, holds."""
 LONGEST_WAIT_MILLISECONDS = milliseconds(LONGEST_WAIT_SECONDS)
 
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 ERROR_KIND_BYTES = 100
 ERROR_TEXT_BYTES = 400
+COLUMN_BYTES = 255
+"""The most bytes of a name or a reason that is stored in a column: these columns hold 255 characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from django_rmq_retry.messages.identity import (
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
 from django_rmq_retry.messages.stamp import at_origin
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.publishing import outbox
@@ -37,7 +37,6 @@ from django_rmq_retry.statements import in_slices, locking
 
 log = logging.getLogger("django_rmq_retry")
 
-NAME_BYTES = 255
 SEARCH_SECONDS = 3.0
 """Seconds between two searches for messages that an operator or another process has resolved."""
 MOST_AT_ONCE = 100
@@ -59,7 +58,7 @@ class MessageNames:
         name = message_name(delivery)
         given, sha256 = delivery.id, hashlib.sha256(delivery.body).hexdigest()
         return cls(
-            shown=short(name, NAME_BYTES),
+            shown=short(name, COLUMN_BYTES),
             # Include the body: a sender may give several messages one id, and the second must not pass the first.
             name=text_digest(name, sha256),
             identity=message_identity(delivery.queue, given, delivery.body) if given else body_identity(sha256),
@@ -129,10 +128,10 @@ def block(delivery: Delivery, *, handler: str, digest: str, parked: bool) -> Non
     """Block the key with a message that has failed, unless another message blocks it already."""
     using, names = database(), MessageNames.of(delivery)
     blocked_key = BlockedKey(
-        handler=short(handler, NAME_BYTES),
-        key=short(delivery.key or "", NAME_BYTES),
+        handler=short(handler, COLUMN_BYTES),
+        key=short(delivery.key or "", COLUMN_BYTES),
         digest=digest,
-        queue=short(delivery.queue, NAME_BYTES),
+        queue=short(delivery.queue, COLUMN_BYTES),
         blocker=names.shown,
         name=names.name,
         identity=names.identity,
@@ -177,8 +176,8 @@ def add_waiting(blocked_key: BlockedKey, delivery: Delivery, *, even_if_full: bo
         name=names.name,
         identity=names.identity,
         digest=digest,
-        exchange=short(delivery.exchange, NAME_BYTES),
-        routing_key=short(delivery.routing_key, NAME_BYTES),
+        exchange=short(delivery.exchange, COLUMN_BYTES),
+        routing_key=short(delivery.routing_key, COLUMN_BYTES),
         body=delivery.body,
         properties=encode_properties(copy.properties),
         waiting_since=database_clock.now(using),

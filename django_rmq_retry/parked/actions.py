@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import Action, DiscardCategory, GatedAct, ParkedMessage, State
 from django_rmq_retry.models.parked import OPEN, RESOLVED
 from django_rmq_retry.ordering.keys import resolved
@@ -130,7 +130,7 @@ def discarding(category: str, text: str = "") -> Change:
         raise Refused(sentence % {"category": category, "known": ", ".join(DiscardCategory.values)})
     if category == DiscardCategory.OTHER and not text.strip():
         raise Refused(_("Enter an explanation: it is required for the reason “other”."))
-    reason = short(f"{category}: {text.strip()}" if text.strip() else category, 255)
+    reason = short(f"{category}: {text.strip()}" if text.strip() else category, COLUMN_BYTES)
     return Change(
         action=Action.DISCARD,
         states=OPEN,
@@ -159,7 +159,7 @@ def hold(
     now = database_clock.now(database())
     if timezone.is_naive(until) or not now < until <= now + LONGEST_HOLD:
         raise Refused(_("A hold must end in the future, within a year."))
-    changes = {"held_until": until, "hold_reason": short(reason, 255)}
+    changes = {"held_until": until, "hold_reason": short(reason, COLUMN_BYTES)}
     facts = {"until": until.isoformat()}
     change = Change(action=Action.HOLD, states=OPEN, state=State.ON_HOLD, changes=changes, reason=reason, facts=facts)
     return perform(change, selection, actor, allowed=allowed)

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import (
     Action,
     ApprovalRequest,
@@ -109,8 +109,8 @@ def ask(wish: Wish, actor: Actor) -> ApprovalRequest:
     request = ApprovalRequest(
         act=wish.act,
         count=wish.count,
-        subject=short(wish.subject, 255),
-        reason=short(wish.reason, 255),
+        subject=short(wish.subject, COLUMN_BYTES),
+        reason=short(wish.reason, COLUMN_BYTES),
         wish=wish.text,
         body=wish.body,
         properties=wish.properties,
@@ -194,7 +194,7 @@ def _decide(number: int, actor: Actor, remark: str, seen: str | None) -> Approva
     if request.state == RequestState.APPROVED:
         return request
     now = database_clock.now(database())
-    request.state, request.decided_at, request.remark = RequestState.APPROVED, now, short(remark, 255)
+    request.state, request.decided_at, request.remark = RequestState.APPROVED, now, short(remark, COLUMN_BYTES)
     request.decided_by_user_id, request.decided_by = actor.user_id, actor.name
     changed = ACTS[request.act].carry_out(_approved(request))
     if changed is not None:
@@ -214,7 +214,7 @@ def reject(number: int, actor: Actor, *, reason: str) -> ApprovalRequest:
     _check_waits(request)
     request.state, request.decided_at = RequestState.REJECTED, database_clock.now(database())
     request.decided_by_user_id, request.decided_by = actor.user_id, actor.name
-    request.remark = short(reason.strip(), 255)
+    request.remark = short(reason.strip(), COLUMN_BYTES)
     _log(request, actor, Action.REJECT, reason=reason, asked_by=request.by)
     _empty(request)
     request.save(using=database())

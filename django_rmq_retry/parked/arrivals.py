@@ -20,14 +20,13 @@ from django_rmq_retry.messages.identity import message_identity
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import By, ParkedCopy, read_parked
 from django_rmq_retry.messages.properties import EPOCH
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.messages.tracebacks import Grouping, untraced
 from django_rmq_retry.models import ParkedMessage, State
 from django_rmq_retry.models.parked import OPEN, RESOLVED
 
 log = logging.getLogger("django_rmq_retry")
 
-NAME_LIMIT = 255
 TEXT_LIMIT = 10_000
 """The longest text of a copy that another program wrote. Our own error texts are shorter: see messages.texts."""
 FINGERPRINT_LENGTH = 40
@@ -84,17 +83,17 @@ class Arrival:
     @property
     def title(self) -> str:
         """The title of a group that begins with this failure."""
-        return short(self.parked.error or self.parked.reason, NAME_LIMIT)
+        return short(self.parked.error or self.parked.reason, COLUMN_BYTES)
 
     def failure(self) -> dict[str, Any]:
         parked = self.parked
         return {
-            "parked_in": short(parked.parked_in, NAME_LIMIT),
-            "handler": short(parked.handler, NAME_LIMIT),
+            "parked_in": short(parked.parked_in, COLUMN_BYTES),
+            "handler": short(parked.handler, COLUMN_BYTES),
             "by": parked.by.value,
             "reason": short(parked.reason, 64),
             "detail": short(parked.detail, TEXT_LIMIT),
-            "error": short(parked.error, NAME_LIMIT),
+            "error": short(parked.error, COLUMN_BYTES),
             "error_text": short(parked.message, TEXT_LIMIT),
             "summary": short(parked.stamp.summary, TEXT_LIMIT),
             "attempts": parked.stamp.attempts,
@@ -106,18 +105,18 @@ class Arrival:
     def contents(self) -> dict[str, Any]:
         parked, properties = self.parked, self.parked.properties
         return {
-            "message_id": short(properties.message_id or "", NAME_LIMIT),
-            "correlation_id": short(properties.correlation_id or "", NAME_LIMIT),
-            "type": short(properties.type or "", NAME_LIMIT),
-            "queue": short(parked.queue, NAME_LIMIT),
-            "exchange": short(parked.exchange, NAME_LIMIT),
-            "routing_key": short(parked.routing_key, NAME_LIMIT),
+            "message_id": short(properties.message_id or "", COLUMN_BYTES),
+            "correlation_id": short(properties.correlation_id or "", COLUMN_BYTES),
+            "type": short(properties.type or "", COLUMN_BYTES),
+            "queue": short(parked.queue, COLUMN_BYTES),
+            "exchange": short(parked.exchange, COLUMN_BYTES),
+            "routing_key": short(parked.routing_key, COLUMN_BYTES),
             "body": parked.body,
             "size": len(parked.body),
             "sha256": self.sha256,
             "properties": parked.raw,
-            "content_type": short(properties.content_type or "", NAME_LIMIT),
-            "content_encoding": short(properties.content_encoding or "", NAME_LIMIT),
+            "content_type": short(properties.content_type or "", COLUMN_BYTES),
+            "content_encoding": short(properties.content_encoding or "", COLUMN_BYTES),
             "published_at": stated_time((properties.timestamp or 0) * 1000),
         }
 
@@ -173,7 +172,7 @@ def stated_time(milliseconds: int) -> datetime | None:
 def _group(parked: ParkedCopy) -> Grouping:
     """Return the group that the worker found; for a copy that no worker parked, one made from the known facts."""
     if len(parked.fingerprint) == FINGERPRINT_LENGTH and HEX.issuperset(parked.fingerprint):
-        return Grouping(fingerprint=parked.fingerprint, culprit=short(parked.culprit, NAME_LIMIT))
+        return Grouping(fingerprint=parked.fingerprint, culprit=short(parked.culprit, COLUMN_BYTES))
     return untraced(parked.error, reason=parked.reason, queue=parked.queue or parked.parked_in)
 
 

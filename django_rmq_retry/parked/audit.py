@@ -9,7 +9,7 @@ from django.db import router, transaction
 from django.db.models import F, Q
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import (
     Action,
     AuditHead,
@@ -72,13 +72,13 @@ def log_action(
             actor_key="" if actor.user_id is None else str(actor.user_id),
             behalf=actor.behalf,
             action=action,
-            reason=short(reason, 255),
+            reason=short(reason, COLUMN_BYTES),
             message=message,
             first_message=min(messages, default=None),
             last_message=max(messages, default=None),
             group=group,
             run=run,
-            subject=short(subject, 255),
+            subject=short(subject, COLUMN_BYTES),
             count=count,
             facts={**(facts or {}), **several, **approval},
             ip=actor.ip,

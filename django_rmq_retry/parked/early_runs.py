@@ -3,7 +3,7 @@
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import Action, RequeueRun
 from django_rmq_retry.models.runs import SENDING
 from django_rmq_retry.parked.audit import log_action
@@ -45,10 +45,10 @@ def start(
         by_user_id=actor.user_id,
         by=actor.name,
         source=actor.source,
-        reason=short(reason, 255),
+        reason=short(reason, COLUMN_BYTES),
         retries_of=queue,
         selection={"filter": {"queue": queue, **wanted.facts()}, "as_of": now.isoformat(), "count": count},
-        description=short(queue, 255),
+        description=short(queue, COLUMN_BYTES),
         rate=float(options.rate),
         stop_at=options.guard,
         canary=options.canary,

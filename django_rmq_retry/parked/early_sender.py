@@ -18,7 +18,7 @@ from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.withdrawal import Withdrawal, Withdrawn
 from django_rmq_retry.attempts.history import NO_FAILURE
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import Attempt, EarlyRetry, ItemState, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked.database import database, transaction_of
 from django_rmq_retry.parked.early_retries import (
@@ -150,7 +150,7 @@ class EarlySender:
     def _end(self, run: RequeueRun) -> None:
         """Count what was sent; note it if nothing was chosen, but not all that wait were looked at."""
         if self._not_seen:
-            self._lease.change(note=short(self._not_seen, 255))
+            self._lease.change(note=short(self._not_seen, COLUMN_BYTES))
         self.close()
         # None is left, so those that were claimed were sent too.
         rows_of(run).filter(state=ItemState.CLAIMED).update(state=ItemState.SENT)
@@ -171,7 +171,7 @@ class EarlySender:
             self._lease.note_wait(run, RunWait.QUEUE_FULL)
         else:
             wait = "" if isinstance(failed, Refused) else RunWait.NO_WAY_BACK
-            self._lease.change(state=RunState.PAUSED, wait=wait, note=short(str(failed), 255))
+            self._lease.change(state=RunState.PAUSED, wait=wait, note=short(str(failed), COLUMN_BYTES))
         return RECHECK_SECONDS
 
 
@@ -238,6 +238,6 @@ def _claim(run: RequeueRun, part: Sequence[WaitingRetry]) -> bool:
     known = set(rows_of(run).filter(identity__in=names).values_list("identity", flat=True))
     new = [one for one in part if one.identity not in known]
     EarlyRetry.objects.using(database()).bulk_create(
-        [EarlyRetry(run=run, identity=one.identity, shown=short(one.shown, 255), sent_at=now) for one in new]
+        [EarlyRetry(run=run, identity=one.identity, shown=short(one.shown, COLUMN_BYTES), sent_at=now) for one in new]
     )
     return True

@@ -26,7 +26,7 @@ from django_rmq_retry.messages.masking import indented, is_json, masked
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import Original
 from django_rmq_retry.messages.properties import Headers, decode_properties, encode_properties
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import Action, GatedAct, MessageVersion, ParkedMessage
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.copies import contents
@@ -273,7 +273,7 @@ def propose(
     try:
         known = decode_properties(original.raw)
         changed, changes, refused = changed_headers(known.headers, headers or {})
-        kept = known.message_id if not new_id else short(new_id, 255)
+        kept = known.message_id if not new_id else short(new_id, COLUMN_BYTES)
         raw = encode_properties(replace(known, headers=changed, message_id=kept))
     except (UndecodableHeaders, ValueError) as error:
         raw, changes = original.raw, {}
@@ -395,7 +395,7 @@ def next_version(
         sha256=hashlib.sha256(proposal.body).hexdigest(),
         at=at,
         by=actor.name,
-        reason=short(reason, 255),
+        reason=short(reason, COLUMN_BYTES),
     )
 
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 from django.db.models import Q, QuerySet
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import RequeueRun, RunState, RunWait
 from django_rmq_retry.parked.database import database, locked_run
 from django_rmq_retry.parked.pace import restart_rate
@@ -21,7 +21,7 @@ class RunLease:
 
     def __init__(self, run_id: int, driver: str) -> None:
         self.run_id = run_id
-        self.driver = short(driver, 255)
+        self.driver = short(driver, COLUMN_BYTES)
         self._mine = False
 
     def renew(self) -> RequeueRun | None:

@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_rmq_retry.conf import settings
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import ParkedMessage
 
 OPERATOR_NAME_LIMIT = 150
@@ -71,7 +71,7 @@ class Actor:
         except (OSError, KeyError):
             login = "unknown"
         behalf = f"{account(login)}@{socket.gethostname()}"
-        return cls(name=short(login, OPERATOR_NAME_LIMIT), behalf=short(behalf, 255), source="cli")
+        return cls(name=short(login, OPERATOR_NAME_LIMIT), behalf=short(behalf, COLUMN_BYTES), source="cli")
 
     @classmethod
     def of_code(cls, name: str) -> "Actor":

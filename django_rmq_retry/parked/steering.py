@@ -7,7 +7,7 @@ from django.db.models import F
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import Action, ParkedMessage, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import ACTIVE, UNDATED
 from django_rmq_retry.parked.audit import log_action
@@ -27,7 +27,7 @@ RETESTABLE = (*CANARY_ENDED, RunWait.GUARD)
 
 def _noted(reason: str) -> dict[str, str]:
     """Return the operator's note, which replaces the code for which the run waited."""
-    return {"wait": "", "note": short(reason, 255)}
+    return {"wait": "", "note": short(reason, COLUMN_BYTES)}
 
 
 def pause(run_id: int, actor: Actor, *, reason: str = "") -> RequeueRun:

@@ -16,7 +16,7 @@ from django_rmq_retry.amqp.contracts import PublishResult
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.statements import in_slices, insert_of
 
 log = logging.getLogger("django_rmq_retry")
@@ -170,7 +170,7 @@ def _values(connection: BaseDatabaseWrapper, message: Message, times: tuple[Any,
 def stored_name(message: Message) -> str:
     """Return the message's id in a form that any database can store."""
     name = message.properties.message_id or ""
-    return name if name.isprintable() else short(name, 255)
+    return name if name.isprintable() else short(name, COLUMN_BYTES)
 
 
 def row_from_table(values: Sequence[Any]) -> OutboxRow:

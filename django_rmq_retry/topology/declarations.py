@@ -24,6 +24,7 @@ from django_rmq_retry.errors import ConfigurationError, TopologyConflict
 from django_rmq_retry.messages.properties import milliseconds
 
 MOST_NAME_BYTES = 255
+"""The most bytes of a name in AMQP: of a queue, an exchange, a routing key."""
 QUARANTINE = ".quarantine"
 """The ending of the name of a quarantine queue, after the name of its work queue."""
 NO_LIMIT = 1_000_000

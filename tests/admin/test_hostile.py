@@ -115,7 +115,7 @@ def test_a_run_names_no_hidden_message(settings: Any) -> None:
 
 
 def test_a_page_fragment_needs_the_permission_of_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "PAGE_SLICE_SECONDS", 0.0)
     run = requeue_run([made.message(business_key="NORTH-ONE").pk])
     blind = client_of(made.person("blind", "requeue"))
     answer = blind.post(reverse("admin:rmq_retry_requeuerun_send", args=[run.pk]) + "?fragment=1")

@@ -21,10 +21,10 @@ from django_rmq_retry.messages.codecs import JSON, Raw
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.publishing.options import MOST_PRIORITY, PublishOptions, seconds_of
 from django_rmq_retry.publishing.publish import dispatch, message_of
+from django_rmq_retry.topology.declarations import MOST_NAME_BYTES
 
 log = logging.getLogger("django_rmq_retry")
 
-LONGEST_NAME_BYTES = 255
 PUBLISH_OPTIONS = (
     *("type", "priority", "expiration", "correlation_id", "message_id", "delay", "reply_to", "app_id", "user_id"),
     *("timestamp", "content_encoding"),
@@ -150,8 +150,8 @@ def _check_body(body: bytes, options: Given, subscription: Subscription | None) 
 def name(text: str) -> str:
     """Parse an argument: a name that AMQP can express."""
     size = len(text.encode("utf-8", "surrogateescape"))
-    if size > LONGEST_NAME_BYTES:
-        raise argparse.ArgumentTypeError(f"takes at most {LONGEST_NAME_BYTES} bytes, not {size}")
+    if size > MOST_NAME_BYTES:
+        raise argparse.ArgumentTypeError(f"takes at most {MOST_NAME_BYTES} bytes, not {size}")
     return text
 
 
