@@ -231,7 +231,7 @@ def kept_back(request: HttpRequest, verb: str, selection: Selection) -> list[int
     return [row.pk for row in rows.iterator(chunk_size=500) if refusal(request, verb, message=row)]
 
 
-def unchecked(request: HttpRequest, selection: Selection) -> str:
+def rules_note(request: HttpRequest, selection: Selection) -> str:
     """Return a note if there are too many messages to call the project's rules for all of them."""
     if selection.named or selection.count <= MOST_CHECKED or not operators.has_own_rules(request.user):
         return ""

@@ -9,7 +9,7 @@ from django.utils.translation import ngettext
 
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.pages import Pages, requires
-from django_rmq_retry.admin.requeue_form import number_to_type, targets_of, typed_number, unconfirmed
+from django_rmq_retry.admin.requeue_form import missing_confirmations, number_to_type, targets_of, typed_number
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.models import ErrorGroup
@@ -129,5 +129,5 @@ def _start(request: HttpRequest, form: EarlyForm, found: WaitingReport) -> Any:
 
 
 def _wrong(form: EarlyForm, found: WaitingReport) -> dict[str, str]:
-    wrong = unconfirmed(chosen=found.count, sent=found.count, reason=form.reason, typed=form.typed)
+    wrong = missing_confirmations(chosen=found.count, sent=found.count, reason=form.reason, typed=form.typed)
     return wrong if found.count else {**wrong, "all": _("No retry waits any more.")}

@@ -18,8 +18,8 @@ from django_rmq_retry.admin.choice import (
     forbidden,
     kept_back,
     named_alone,
+    rules_note,
     sample,
-    unchecked,
     with_seen_examples,
 )
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
@@ -156,7 +156,7 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
         "behind": _behind(selection) if found.total == 1 else 0,
         "others": found.sendable - 1,
         "why_not_one": refusal(request, "requeue"),
-        "unchecked": unchecked(request, selection),
+        "rules_note": rules_note(request, selection),
         "number_to_type": number_to_type(found.sendable),
         "reason_needed": bool(lacks_reason(found.total, "")),
         "seconds": found.sendable / form.options.rate if form.options.rate else None,
@@ -203,7 +203,7 @@ def typed_number(text: str | None, otherwise: float) -> float:
     return value if 0 <= value < float("inf") else otherwise
 
 
-def unconfirmed(*, chosen: int, sent: int, reason: str, typed: str) -> dict[str, str]:
+def missing_confirmations(*, chosen: int, sent: int, reason: str, typed: str) -> dict[str, str]:
     """Return the messages for fields that a large run needs: a reason, and the number of messages."""
     without = lacks_reason(chosen, reason)
     wrong = {"reason": without} if without else {}
@@ -224,7 +224,7 @@ def number_mistyped(count: int, typed: str) -> str:
 
 
 def _wrong(form: RequeueForm, findings: RequeueReport) -> dict[str, str]:
-    wrong = unconfirmed(chosen=findings.total, sent=findings.sendable, reason=form.reason, typed=form.typed)
+    wrong = missing_confirmations(chosen=findings.total, sent=findings.sendable, reason=form.reason, typed=form.typed)
     return wrong if findings.sendable else {**wrong, "all": _("Nothing is left to requeue.")}
 
 

@@ -58,7 +58,7 @@ def conflict(handler: str, name: str) -> HandlerSkipped:
     )
 
 
-def alike(handler: str) -> HandlerSkipped:
+def skipped_as_alike(handler: str) -> HandlerSkipped:
     return parked_unrun(
         Reason.ALIKE,
         f"The message has no id, and handler {handler} has handled a message with the same body. It may be a second "
@@ -370,7 +370,7 @@ class OnceRun:
         came = came_before(self._delivery, begun=self._state.begun)
         if came and not self._handled_before_requeue(requeue, name):
             raise HandlerSkipped(DUPLICATE)
-        raise alike(handler.name)
+        raise skipped_as_alike(handler.name)
 
     def _requeue(self) -> Requeue | None:
         ticket = ticket_of(self._delivery)

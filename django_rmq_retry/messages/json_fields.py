@@ -154,8 +154,8 @@ def _between(word: str, following: str) -> tuple[str, bool]:
 
 def _places(old: Sequence[str], new: Sequence[str]) -> Iterator[int | None]:
     """Yield the place in the old text that each new token has; None for one that was inserted."""
-    top = alike(old, new)
-    bottom = min(alike(old[::-1], new[::-1]), len(old) - top, len(new) - top)
+    top = common_start(old, new)
+    bottom = min(common_start(old[::-1], new[::-1]), len(old) - top, len(new) - top)
     middle, typed = old[top : len(old) - bottom], new[top : len(new) - bottom]
     yield from range(top)
     if len(middle) == len(typed):
@@ -169,7 +169,7 @@ def _places(old: Sequence[str], new: Sequence[str]) -> Iterator[int | None]:
     yield from range(len(old) - bottom, len(old))
 
 
-def alike(old: Sequence[str], new: Sequence[str]) -> int:
+def common_start(old: Sequence[str], new: Sequence[str]) -> int:
     """Return the number of characters, tokens or lines that both begin with."""
     pairs = enumerate(zip(old, new, strict=False))
     return next((at for at, (one, other) in pairs if one != other), min(len(old), len(new)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby, zip_longest
 
-from django_rmq_retry.messages.json_fields import alike
+from django_rmq_retry.messages.json_fields import common_start
 
 CONTEXT_LINES = 3
 MOST_LINES = 400
@@ -64,8 +64,8 @@ def _apart(old: str | None, new: str | None) -> tuple[DiffLine | None, DiffLine 
     """Return a replaced line and its replacement, each with the part that differs."""
     start = stop = 0
     if old is not None and new is not None:
-        start = alike(old, new)
-        stop = alike(old[start:][::-1], new[start:][::-1])
+        start = common_start(old, new)
+        stop = common_start(old[start:][::-1], new[start:][::-1])
     return (
         None if old is None else _line(Sign.GONE, old, start, len(old) - stop),
         None if new is None else _line(Sign.NEW, new, start, len(new) - stop),
@@ -86,8 +86,8 @@ def _part(text: str, start: int, stop: int) -> str:
 
 
 def _groups(old: Sequence[str], new: Sequence[str]) -> Iterator[Sequence[Step]]:
-    top = alike(old, new)
-    bottom = alike(old[top:][::-1], new[top:][::-1])
+    top = common_start(old, new)
+    bottom = common_start(old[top:][::-1], new[top:][::-1])
     first, last = max(0, top - CONTEXT_LINES), max(0, bottom - CONTEXT_LINES)
     before, after = old[first : len(old) - last], new[first : len(new) - last]
     steps = _one_by_one(before, after)
