@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait, State
+from django_rmq_retry.models import ItemState, RunState, State
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.topology.drawings import clean
 from django_rmq_retry.wording import DAY, HOUR, MINUTE, minute, number
@@ -187,41 +187,6 @@ def badge(state: str, text: Any = None) -> SafeString:
         ICONS.get(value, ""),
         text or getattr(value, "label", state),
     )
-
-
-def run_badge(run: RequeueRun, *, unreachable: bool = False) -> SafeString:
-    """Return the badge for the state or outcome of a requeue run."""
-    return badge(*run_outcome(run, unreachable=unreachable))
-
-
-def run_outcome(run: RequeueRun, *, unreachable: bool = False) -> tuple[str, str]:
-    """Return the badge's name and text: a finished requeue run shows its outcomes, a sending one needs a broker."""
-    if run.state == RunState.RUNNING:
-        return _sending(run, unreachable=unreachable)
-    if run.state != RunState.FINISHED:
-        return run.state, run.get_state_display()
-    if run.failed:
-        values = {"processed": run.processed, "sent": run.sent, "failed": run.failed}
-        text = _("%(failed)d of %(sent)d failed again")
-        if run.processed:
-            text = _("%(processed)d of %(sent)d processed, %(failed)d failed again")
-        return MIXED if run.processed else ItemState.FAILED, counted(text, **values)
-    silent = run.sent - run.processed
-    if run.unconfirmed:
-        text = ngettext("%(count)d not confirmed", "%(count)d not confirmed", run.unconfirmed)
-        return ItemState.UNCONFIRMED, counted(text, count=run.unconfirmed)
-    if run.sent and silent > 0:
-        text = ngettext("%(count)d without an outcome", "%(count)d without an outcome", silent)
-        return RunState.WAITING, counted(text, count=silent)
-    return (run.state, run.get_state_display()) if run.sent else (ItemState.SKIPPED, _("Nothing was sent"))
-
-
-def _sending(run: RequeueRun, *, unreachable: bool) -> tuple[str, str]:
-    if not unreachable and run.is_silent(database_clock.reckoned(database())):
-        return RunState.PAUSED, _("Standing still")
-    if unreachable or run.wait == RunWait.BROKER_AWAY:
-        return RunState.PLANNED, _("Waiting for the broker")
-    return run.state, run.get_state_display()
 
 
 def visible(value: object) -> str:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -13,7 +13,7 @@ from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.health.problems import unreachable
 from django_rmq_retry.health.rules import Problem
-from django_rmq_retry.models import Declared, ItemState, RequeueRun, RunWait
+from django_rmq_retry.models import Declared
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.publishing import broker_connections
 
@@ -22,8 +22,6 @@ PAGE_PATIENCE_SECONDS = 0.8
 AWAY_SECONDS = 3.0
 """Seconds without an answer after which a look finds the broker away; until then it is only late."""
 FRESH_LOOK_SECONDS = 2.0
-SENT_LATELY = timedelta(seconds=10)
-"""A run of which a message was sent within this time is sent by a process with a connection of its own."""
 KNOWN_SECONDS = 60.0
 """Seconds for which a page that sends nothing may show an old look, while a thread takes a new one."""
 
@@ -51,19 +49,6 @@ class Look:
 
     def level(self, queue: str) -> Level | None:
         return next((level for level in self.levels if level.queue == queue), None)
-
-
-def waits_for_broker(run: RequeueRun, seen: Look) -> bool:
-    """True if nobody sends the run, because the broker is away for this process and, as far as is known, for all.
-
-    A lease says nothing about that: a driver that has just lost its connection has one too.
-    """
-    if not seen.unreachable or run.wait == RunWait.BROKER_AWAY:
-        return bool(seen.unreachable)
-    # Slow runs send less often.
-    since = _now() - max(SENT_LATELY, timedelta(seconds=2 / run.rate))
-    sent = run.parts.filter(state__in=(ItemState.SENT, ItemState.PROCESSED, ItemState.FAILED), sent_at__gte=since)
-    return not sent.exists()
 
 
 class _Window:

@@ -22,9 +22,10 @@ from django_rmq_retry.admin import broker_look, early_form, exports, labels, req
 from django_rmq_retry.admin.cards import names_of
 from django_rmq_retry.admin.labels import column, cut_line, labelled
 from django_rmq_retry.admin.pages import Button, Pages, refusal, requires
+from django_rmq_retry.admin.run_state import run_badge, run_outcome, waits_for_broker
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.health.processes import any_alive
-from django_rmq_retry.markup import NOTHING, counted, run_badge, run_outcome, time_minute, time_span
+from django_rmq_retry.markup import NOTHING, counted, time_minute, time_span
 from django_rmq_retry.models import (
     Action,
     EarlyRetry,
@@ -139,7 +140,7 @@ class RequeueRunAdmin(Pages):
         ended = RequeueItem.objects.filter(run=run).select_related("message", "message__group")
         light = ended.defer("message__body", "message__properties").order_by("place")
         seen, left_out = broker_look.glimpse(), _keys_left_out(request, run)
-        away = broker_look.waits_for_broker(run, seen)
+        away = waits_for_broker(run, seen)
         return self.page(
             request,
             "requeuerun/run.html",
@@ -209,7 +210,7 @@ def _is_over(run: RequeueRun, now: datetime) -> bool:
 
 def badge_of(run: RequeueRun, seen: broker_look.Look | None = None) -> SafeString:
     """Return the badge of a run, with what this process knows of the broker."""
-    return run_badge(run, unreachable=broker_look.waits_for_broker(run, seen or broker_look.glimpse()))
+    return run_badge(run, unreachable=waits_for_broker(run, seen or broker_look.glimpse()))
 
 
 def _unsent_of_stopped(run: RequeueRun) -> int:

@@ -1,0 +1,64 @@
+"""What a requeue run's state says: its badge and outcome, and whether it waits for the broker."""
+
+from datetime import timedelta
+
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_rmq_retry import database_clock
+from django_rmq_retry.admin.broker_look import Look
+from django_rmq_retry.markup import MIXED, badge, counted
+from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait
+from django_rmq_retry.parked.database import database
+
+SENT_LATELY = timedelta(seconds=10)
+"""A run of which a message was sent within this time is sent by a process with a connection of its own."""
+
+
+def waits_for_broker(run: RequeueRun, seen: Look) -> bool:
+    """True if nobody sends the run, because the broker is away for this process and, as far as is known, for all.
+
+    A lease says nothing about that: a driver that has just lost its connection has one too.
+    """
+    if not seen.unreachable or run.wait == RunWait.BROKER_AWAY:
+        return bool(seen.unreachable)
+    # Slow runs send less often.
+    since = database_clock.reckoned(database()) - max(SENT_LATELY, timedelta(seconds=2 / run.rate))
+    sent = run.parts.filter(state__in=(ItemState.SENT, ItemState.PROCESSED, ItemState.FAILED), sent_at__gte=since)
+    return not sent.exists()
+
+
+def run_badge(run: RequeueRun, *, unreachable: bool = False) -> SafeString:
+    """Return the badge for the state or outcome of a requeue run."""
+    return badge(*run_outcome(run, unreachable=unreachable))
+
+
+def run_outcome(run: RequeueRun, *, unreachable: bool = False) -> tuple[str, str]:
+    """Return the badge's name and text: a finished requeue run shows its outcomes, a sending one needs a broker."""
+    if run.state == RunState.RUNNING:
+        return _sending(run, unreachable=unreachable)
+    if run.state != RunState.FINISHED:
+        return run.state, run.get_state_display()
+    if run.failed:
+        values = {"processed": run.processed, "sent": run.sent, "failed": run.failed}
+        text = _("%(failed)d of %(sent)d failed again")
+        if run.processed:
+            text = _("%(processed)d of %(sent)d processed, %(failed)d failed again")
+        return MIXED if run.processed else ItemState.FAILED, counted(text, **values)
+    silent = run.sent - run.processed
+    if run.unconfirmed:
+        text = ngettext("%(count)d not confirmed", "%(count)d not confirmed", run.unconfirmed)
+        return ItemState.UNCONFIRMED, counted(text, count=run.unconfirmed)
+    if run.sent and silent > 0:
+        text = ngettext("%(count)d without an outcome", "%(count)d without an outcome", silent)
+        return RunState.WAITING, counted(text, count=silent)
+    return (run.state, run.get_state_display()) if run.sent else (ItemState.SKIPPED, _("Nothing was sent"))
+
+
+def _sending(run: RequeueRun, *, unreachable: bool) -> tuple[str, str]:
+    if not unreachable and run.is_silent(database_clock.reckoned(database())):
+        return RunState.PAUSED, _("Standing still")
+    if unreachable or run.wait == RunWait.BROKER_AWAY:
+        return RunState.PLANNED, _("Waiting for the broker")
+    return run.state, run.get_state_display()
