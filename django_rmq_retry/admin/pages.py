@@ -24,9 +24,9 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.app_order import put_in_order
 from django_rmq_retry.conf import settings
+from django_rmq_retry.database_connections import Unanswered, connect_in_time
 from django_rmq_retry.database_errors import away, locked
 from django_rmq_retry.health.facts import Unmigrated
-from django_rmq_retry.health.time_limit import Unanswered, connect_in_time
 from django_rmq_retry.markup import visible
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import approvals, operators
@@ -37,7 +37,7 @@ FOLDER = "admin/rmq_retry"
 P = ParamSpec("P")
 View = Callable[Concatenate[Any, HttpRequest, P], HttpResponseBase]
 """A method of a page, or a function that takes the page first."""
-ANSWER_SECONDS = 6.0
+DATABASE_ANSWER_SECONDS = 6.0
 """Seconds for which a page waits for the first answer of its database."""
 AGAIN_SECONDS = 5
 """Seconds after which a page loads again that had none."""
@@ -175,7 +175,7 @@ def _without_a_database(view: Callable[..., HttpResponseBase]) -> Callable[..., 
     def call(request: HttpRequest, *args: object, **options: object) -> HttpResponseBase:
         try:
             for alias in sorted({router.db_for_read(model) for model in (get_user_model(), ParkedMessage)}):
-                connect_in_time(alias, ANSWER_SECONDS)
+                connect_in_time(alias, DATABASE_ANSWER_SECONDS)
             response = view(request, *args, **options)
             return response.render() if isinstance(response, TemplateResponse) else response
         except (OperationalError, InterfaceError, Unanswered) as error:

@@ -13,9 +13,10 @@ from django.db.models import Count, Exists, IntegerField, Max, Min, OuterRef, Q,
 from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.halts import halted
 from django_rmq_retry.conf import settings
+from django_rmq_retry.database_connections import Unanswered
 from django_rmq_retry.declared import rows
 from django_rmq_retry.health.rules import RETRY_OVERDUE
-from django_rmq_retry.health.time_limit import Unanswered, in_time
+from django_rmq_retry.health.time_limit import in_time
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import (
     ApprovalRequest,

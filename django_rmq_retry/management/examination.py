@@ -16,13 +16,14 @@ from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.checks.once import database_problems
 from django_rmq_retry.checks.settings import TAG, joined
+from django_rmq_retry.database_connections import Unanswered
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.facts import RECENT, Survey, surveyed
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import Limits, in_groups, unusable
 from django_rmq_retry.health.rules import CLOCKS_APART_AFTER, Area, Code, Problem
-from django_rmq_retry.health.time_limit import Unanswered, in_time
+from django_rmq_retry.health.time_limit import in_time
 from django_rmq_retry.management.findings import Finding, Grade
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ErrorGroup, ParkedMessage

@@ -20,11 +20,12 @@ from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.levels import Level, gauge
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
+from django_rmq_retry.database_connections import Unanswered
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.health.facts import Survey, survey
 from django_rmq_retry.health.problems import overdue_in, stuck_processes
-from django_rmq_retry.health.time_limit import Unanswered, in_time
+from django_rmq_retry.health.time_limit import in_time
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ParkedMessage, RequeueRun
 from django_rmq_retry.models.parked import OPEN

@@ -12,8 +12,8 @@ import pytest
 from django.db import OperationalError, connection, connections
 from django.test import Client
 
+from django_rmq_retry import database_connections
 from django_rmq_retry.admin import pages
-from django_rmq_retry.health import time_limit
 from tests.admin.looking import Page
 from tests.tooling import databases
 from tests.tooling.proxy import Mode, Proxy
@@ -26,7 +26,7 @@ LIMIT = 0.5
 
 @pytest.fixture
 def limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "ANSWER_SECONDS", LIMIT)
+    monkeypatch.setattr(pages, "DATABASE_ANSWER_SECONDS", LIMIT)
 
 
 @pytest.fixture
@@ -115,13 +115,13 @@ def test_many_pages_of_a_hanging_database_leave_few_threads(monkeypatch: pytest.
             return hanging
 
     before = threading.active_count()
-    monkeypatch.setattr(time_limit, "connections", Aliases())
-    monkeypatch.setattr(time_limit, "alone_sees_its_data", lambda _alias: False)
-    monkeypatch.setattr(time_limit, "MOST_GIVEN_UP", 3)
+    monkeypatch.setattr(database_connections, "connections", Aliases())
+    monkeypatch.setattr(database_connections, "alone_sees_its_data", lambda _alias: False)
+    monkeypatch.setattr(database_connections, "MOST_GIVEN_UP", 3)
     try:
         for _ in range(8):
-            with pytest.raises(time_limit.Unanswered):
-                time_limit.connect_in_time("hanging", 0.01)
+            with pytest.raises(database_connections.Unanswered):
+                database_connections.connect_in_time("hanging", 0.01)
         assert threading.active_count() - before <= 3
     finally:
         over.set()
