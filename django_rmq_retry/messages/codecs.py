@@ -5,9 +5,10 @@ import itertools
 import json
 import re
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from django_rmq_retry.errors import UndecodableBody, UnencodableData
 from django_rmq_retry.messages.message import Delivery
@@ -34,6 +35,15 @@ class Codec(Protocol):
     def encode(self, data: object) -> bytes: ...
 
     def decode(self, body: bytes, properties: Properties | None = None) -> object: ...
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A codec that knows which bodies it reads; the AsyncAPI document has its schema."""
+
+    def schema(self) -> Mapping[str, object]:
+        """Return a JSON Schema of the data, whose references begin at its own root: ``#/$defs/…``."""
+        ...
 
 
 class Json:
