@@ -2,6 +2,7 @@
 
 from django_rmq_retry import errors
 from django_rmq_retry.handlers.handler import Handler, handler
+from django_rmq_retry.messages.celery_tasks import CeleryCall, CeleryTask
 from django_rmq_retry.messages.codecs import Json, Raw
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.policies.backoff import Exponential, Fixed, Steps
@@ -19,6 +20,8 @@ __all__ = [
     "AckFirst",
     "Breaker",
     "Broadcast",
+    "CeleryCall",
+    "CeleryTask",
     "DeadLetter",
     "Delivery",
     "Discard",

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry import CeleryTask
+from django_rmq_retry.messages import decode_properties
 from django_rmq_retry.models import ParkedMessage
+from tests.messages.celery_calls import CALLS
 from tests.shop.running import Shop
 from tests.tooling.filled import ALIAS, Own
 from tests.tooling.pages import ROOT, blocks, page
@@ -152,6 +155,42 @@ def test_a_celery_worker_without_the_task_discards_its_message(bank: Bank, amqp:
 
     assert ready(amqp) == 0
     assert bank.noted() == []
+
+
+def test_a_call_that_the_codec_publishes_runs_in_a_celery_worker(bank: Bank) -> None:
+    (bank.folder / "sending.py").write_text(example("uuid4", "CeleryCall"))
+    bank.declared()
+    with bank.worker():
+        bank.celery_sends("import django; django.setup(); import payments.sending")
+        wait_until(bank.noted)
+
+    assert bank.noted() == ["charge 7"]
+    assert "succeeded" in bank.log.read_text()
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_the_installed_celery_sends_what_was_recorded(bank: Bank, amqp: BlockingChannel, protocol: int) -> None:
+    sent = """
+import datetime as d
+import decimal
+import uuid
+
+app.conf.task_protocol = PROTOCOL
+name = "payments.tasks.charge"
+moment = d.datetime(2030, 1, 2, 3, 4, 5, tzinfo=d.UTC)
+types = decimal.Decimal("9.90"), moment, d.date(2030, 1, 2), d.time(3, 4), uuid.UUID(int=7), b"abc", b"\\xff\\xfe", 0.5
+link = app.signature("payments.tasks.report")
+app.send_task(name, (7,), {"amount": "9.90"}, task_id="task-1")
+app.send_task(name, (7,), task_id="task-2", eta=moment)
+app.send_task(name, types, task_id="task-4")
+app.send_task(name, (7,), task_id="task-5", link=link, retries=2)
+"""
+    bank.celery_sends(sent.replace("PROTOCOL", str(protocol)))
+    for name, call in CALLS.items():
+        _method, known, body = amqp.basic_get("celery", auto_ack=True)
+        assert known is not None
+        properties = decode_properties(b"".join(known.encode()))
+        assert CeleryTask().decode(body or b"", properties) == call, name
 
 
 def test_celery_messages_are_moved_with_their_ids_and_countdowns(

@@ -201,7 +201,7 @@ def handler(
     options = HandlerOptions(
         match=Match(type=type, routing_key=routing_key, headers=dict(headers or {})),
         codec=codec,
-        keys=keys,
+        keys=getattr(codec, "keys", None) if keys is None else keys,
         fingerprint=fingerprint,
         once=once,
         formerly=_names(formerly),

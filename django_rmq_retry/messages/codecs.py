@@ -28,7 +28,10 @@ ENCODED = 0x40
 
 
 class Codec(Protocol):
-    """The interface that encodes and decodes the message bodies of a handler."""
+    """The interface that encodes and decodes the message bodies of a handler.
+
+    A codec may also have a function ``keys``: the business keys of a message whose handler names none.
+    """
 
     content_type: str
 
@@ -177,7 +180,7 @@ def _too_deep(text: str) -> bool:
     return False
 
 
-def _number(text: str) -> Decimal:
+def exact_number(text: str) -> Decimal:
     try:
         number = Decimal(text)
     except ArithmeticError:
@@ -194,6 +197,6 @@ def _refuse(constant: str) -> object:
 
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False, default=_plain)
 
-_decode = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_number).decode
+_decode = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse, parse_float=exact_number).decode
 
 JSON = Json()

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import DeadLetter, Delivery, Message, Queue, Raw, RetryThenPark, handler, signals
+from django_rmq_retry import CeleryTask, DeadLetter, Delivery, Message, Queue, Raw, RetryThenPark, handler, signals
 from django_rmq_retry.messages import Properties, decode_properties
 from django_rmq_retry.messages.deaths import deaths
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ParkedMessage
@@ -290,6 +290,15 @@ class TestKeys:
         store(by_us(body=b"no json"))
 
         assert the_record().business_key == "no json"
+
+    def test_the_task_of_a_celery_message_is_its_business_key(self, keys: Any) -> None:
+        keys(None, codec=CeleryTask())
+        body = b'[[7], {}, {"callbacks": null}]'
+        store(by_us(body=body, headers={"task": "bank.charge", "id": "task-1"}, content_encoding="utf-8"))
+
+        told = list(BusinessKey.objects.order_by("pk").values_list("value", flat=True))
+        assert told == ["bank.charge", "task-1"]
+        assert the_record().business_key == "bank.charge"
 
     @pytest.mark.parametrize("body", [b"no json", b"\xff", b"[1]", b'{"n": NaN}'])
     def test_an_undecodable_body_has_no_business_key(self, keys: Any, body: bytes) -> None:
