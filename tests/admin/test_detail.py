@@ -14,14 +14,18 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_rmq_retry import CeleryTask, Delivery, handler
 from django_rmq_retry.markup import NOTHING, name
+from django_rmq_retry.messages import encode_properties
 from django_rmq_retry.messages.identity import attempt_identities
 from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
 from tests.admin import made
 from tests.admin.conftest import SUPPORT, client_of, operating, support
 from tests.admin.looking import EVIL, Page, address_of, own_queries, scripts_in
 from tests.commands.running import run
+from tests.messages.celery_calls import recorded
 from tests.operators.invariants import check_audit_log
+from tests.parked.arrivals import by_us, store, the_record
 
 pytestmark = pytest.mark.django_db
 IBAN = "DE89370400440532013000"
@@ -107,6 +111,21 @@ def test_the_message_page_shows_every_key_explains_before_its_buttons_and_copies
     assert text.index("An operator decides.") < text.index("Requeue… Edit")
     assert "· 3 ms ·" in text
     assert "data-rmq-copy" not in answer.content.decode().partition("rmq-facts")[2].partition("</dl>")[0]
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.usefixtures("no_handlers")
+def test_the_page_of_a_failed_celery_task_shows_its_name_and_arguments(page: Client, protocol: int) -> None:
+    @handler("celery", codec=CeleryTask(), name="charge")
+    def charge(message: Delivery) -> None:
+        """Nothing."""
+
+    body, properties = recorded(protocol, "plain")
+    store(by_us(id=None, handler="charge", queue="celery", body=body, raw=encode_properties(properties)))
+    text = Page(page.get(address_of(the_record()))).text
+
+    assert "Business key payments.tasks.charge, task-1" in text
+    assert '"amount": "9.90"' in text
 
 
 def test_names_may_wrap_at_their_dots_only(page: Client) -> None:

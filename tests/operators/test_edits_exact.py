@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry import handler
+from django_rmq_retry import CeleryTask, handler
 from django_rmq_retry.errors import UndecodableBody
+from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.messages.json_fields import differing, path_of, path_text, rejoined
 from django_rmq_retry.messages.masking import tokens
 from django_rmq_retry.parked.edit import laid_out, propose, typed_text
@@ -134,3 +135,18 @@ def test_a_body_that_the_handler_cannot_read_is_said() -> None:
 
     assert "amount is no number" in wrong.unread
     assert right.unread == ""
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("allowed")
+def test_edited_arguments_of_a_celery_task_are_read_as_its_handler_reads_them() -> None:
+    @handler("celery", codec=CeleryTask())
+    def charge(message: object) -> None:
+        """Nothing."""
+
+    task = Properties(headers=Headers.of({"task": "bank.charge", "id": "task-1"}), content_encoding="utf-8")
+    one = record(body=b"[[7], {}, {}]", queue="celery", handler="", properties=encode_properties(task))
+    wrong, right = propose(one, text="[7, {}, {}]"), propose(one, text="[[8], {}, {}]")
+
+    assert "the 'args' of the Celery message is int, not list" in wrong.unread
+    assert (right.unread, right.body) == ("", b"[[8], {}, {}]")
