@@ -19,12 +19,14 @@ SENT_LATELY = timedelta(seconds=10)
 def waits_for_broker(run: RequeueRun, seen: Look) -> bool:
     """True if nobody sends the run, because the broker is away for this process and, as far as is known, for all.
 
-    A lease says nothing about that: a driver that has just lost its connection has one too.
+    A lease says nothing about that: a driver that has just lost its connection has one too. Only what was sent since
+    this process lost its own shows that another one has a connection.
     """
     if not seen.unreachable or run.wait == RunWait.BROKER_AWAY:
         return bool(seen.unreachable)
     # Slow runs send less often.
     since = database_clock.reckoned(database()) - max(SENT_LATELY, timedelta(seconds=2 / run.rate))
+    since = max(since, seen.since) if seen.since else since
     sent = run.parts.filter(state__in=(ItemState.SENT, ItemState.PROCESSED, ItemState.FAILED), sent_at__gte=since)
     return not sent.exists()
 

@@ -321,7 +321,10 @@ def _in_silent(silent: SilentCopies, now: datetime) -> Iterator[Problem]:
 def _caused(survey: Survey) -> str:
     """Return the largest cause and its new failures, short enough for the first line of a page."""
     cause = survey.cause
-    return f": {cause.title}, {growth(cause.newest, cause.last_seen, survey.at)}" if cause else ""
+    if cause is None:
+        return ""
+    title = f"{number(cause.count)} {cause.title}" if cause.others else cause.title
+    return f": {title}, {growth(cause.newest, cause.last_seen, survey.at)}"
 
 
 def _details(survey: Survey, oldest: datetime, sending: Sequence[RequeueRun]) -> str:

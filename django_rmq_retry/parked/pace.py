@@ -23,7 +23,7 @@ LONGEST_SPAN = timedelta(seconds=20)
 """The longest time over which the real rate is measured, if enough messages are sent in it."""
 FEWEST_MEASURED = 10
 """Messages over which the real rate is measured at least."""
-MEASURED_AFTER = timedelta(seconds=5)
+MEASURED_AFTER = timedelta(seconds=10)
 """Time of sending after which the measured rate is meaningful."""
 CLEARLY_SLOWER = 0.9
 ENDLESS_WAITS = (RunWait.BROKER_AWAY, RunWait.DEPTH_UNKNOWN)

@@ -175,6 +175,10 @@ def asked(do: Callable[[Actor], object], by: Actor | None = None) -> ApprovalReq
     return ask(needed.value.wish, author)
 
 
+AWAY_FOR = timedelta(seconds=5)
+"""The time for which a broker that is away has been so."""
+
+
 def broker_seen(
     monkeypatch: pytest.MonkeyPatch,
     *levels: Level,
@@ -185,8 +189,7 @@ def broker_seen(
     """Let the pages see these queues, or a broker that cannot be reached for this reason and was seen before."""
     now = timezone.now()
     problem = Problem(code=Code.BROKER_AWAY, values={"reason": away}) if away else None
-    seen = broker_look.Look(
-        at=now, away=problem, since=now if away else None, last=last, gauged=Gauged(levels=levels, api_set=api)
-    )
+    since = now - AWAY_FOR if away else None
+    seen = broker_look.Look(at=now, away=problem, since=since, last=last, gauged=Gauged(levels=levels, api_set=api))
     for name in ("look", "glimpse"):
         monkeypatch.setattr(broker_look, name, lambda: seen)

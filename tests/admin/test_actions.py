@@ -532,8 +532,8 @@ def test_an_edit_shows_values_in_a_language_neutral_format(page: Client, setting
     one = made.message(properties=made.properties({"at": at, "more": [{"when": at, "none": None}], "yes": True}))
     text = Page(page.get(f"{MESSAGES}{one.pk}/edit/")).text
 
-    assert "2026-11-22T17:47:00+00:00 datetime" in text
-    assert "read-only: when = 2026-11-22T17:47:00+00:00, none = null" in text
+    assert "2026-11-22T17:47:00+00:00" in text
+    assert "when = 2026-11-22T17:47:00+00:00, none = null" in text
     assert "datetime.datetime" not in text
 
 

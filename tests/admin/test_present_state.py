@@ -218,7 +218,7 @@ def test_the_alarm_names_the_largest_cause_and_not_the_last(page: Client) -> Non
 
     text = shown(page, "livestatus/")
 
-    said = "! 6 messages parked: GatewayTimeout, growing. In transfer 3, card 2. 1 with another cause. The oldest"
+    said = "! 6 messages parked: 5 GatewayTimeout, growing. In transfer 3, card 2. 1 with another cause. The oldest"
     assert said in text
 
 

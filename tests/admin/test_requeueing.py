@@ -12,6 +12,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import Delivery, Fixed, Message, RetryThenPark, handler
+from django_rmq_retry.admin import runs
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, RunState, State
 from django_rmq_retry.parked import steering
@@ -328,6 +329,19 @@ def test_what_a_stopped_run_has_not_sent_is_requeued_by_one_button(page: Client)
     assert "not sent…" not in Page(before).text
     assert list(Selection.read(token).queryset()) == [second]
     assert other.open
+
+
+def test_what_a_stopped_run_has_not_sent_is_counted_up_to_a_limit(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page took 17 s for 2,990 messages of a database without statistics, and asks for them every second."""
+    monkeypatch.setattr(runs, "MOST_UNSENT_COUNTED", 1)
+    run = requeue_run([made.message().pk for _ in range(3)], reason="x")
+    steering.stop(run.pk, BOB, reason="wrong rate")
+    shown = page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/")
+    preview = page.get(Page(shown).links["Requeue those that were not sent…"], follow=True)
+
+    assert "Requeue 3 messages" in Page(preview).text
 
 
 def test_the_list_of_runs_shows_the_result_of_each(page: Client) -> None:

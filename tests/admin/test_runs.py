@@ -116,14 +116,15 @@ def test_a_run_that_another_process_sends_does_not_wait_for_this_hosts_broker(
     assert "● Sending" in Page(page.get("/admin/rmq_retry/livestatus/")).text
 
 
+@pytest.mark.parametrize("before", [timedelta(minutes=1), made.AWAY_FOR + timedelta(seconds=1)])
 def test_a_lease_of_a_driver_that_sends_nothing_is_no_sign_of_a_broker(
-    page: Client, monkeypatch: pytest.MonkeyPatch
+    page: Client, monkeypatch: pytest.MonkeyPatch, before: timedelta
 ) -> None:
     """The run's page said "Another process sends" of a process that had just lost its connection, too."""
     now = timezone.now()
     driver = {"driver": "page vm:29259.1", "beat_at": now, "leased_until": now + timedelta(seconds=15)}
     run = run_of(sent=4, started_at=now, **driver)
-    sent_at = now - timedelta(minutes=1)
+    sent_at = now - before
     RequeueItem.objects.create(
         run=run, message=made.message(), place=0, revision=1, state=ItemState.PROCESSED, sent_at=sent_at
     )

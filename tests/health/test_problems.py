@@ -196,12 +196,12 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"parked": ParkedCounts(count=4712, oldest=ago(hours=3)), "cause": GATEWAY},
         [
-            "PARKED_MANY 4,712 messages parked: GatewayTimeout, growing.",
+            "PARKED_MANY 4,712 messages parked: 4,000 GatewayTimeout, growing.",
         ],
     ),
     (
         {"parked": ParkedCounts(count=4712, oldest=ago(hours=3)), "cause": replace(GATEWAY, last_seen=ago(minutes=2))},
-        ["PARKED_MANY 4,712 messages parked: GatewayTimeout, +9 in 5 min, none for 2"],
+        ["PARKED_MANY 4,712 messages parked: 4,000 GatewayTimeout, +9 in 5 min, none for 2"],
     ),
     ({"parked": ParkedCounts(count=99, oldest=ago(hours=3))}, ["PARKED 99 messages parked."]),
     ({"parked": ParkedCounts(count=100, oldest=NOW)}, ["PARKED_MANY 100 messages parked."]),
