@@ -107,9 +107,9 @@ class Handler(Generic[R]):
 
         Options are ``headers``, ``type``, ``priority``, ``expiration``, ``correlation_id``, ``message_id``,
         ``reply_to``, ``content_type``, ``content_encoding``, ``timestamp``, ``app_id``, ``user_id``, ``delay``,
-        ``order_key``, ``exchange`` and ``routing_key``. Inside ``transaction.atomic()`` the message is stored as a row
-        of the transaction and sent after the commit. With ``outbox=False`` it is sent on commit without a row; with
-        ``immediate=True`` it is sent now.
+        ``at``, ``order_key``, ``exchange`` and ``routing_key``. Inside ``transaction.atomic()`` the message is stored
+        as a row of the transaction and sent after the commit. With ``outbox=False`` it is sent on commit without a
+        row; with ``immediate=True`` it is sent now.
         """
         message = self._message(data, "publish", ("timeout", "immediate", "outbox"), **options)
         return dispatch(message, handler=self.name, timeout=timeout, immediate=immediate, outbox=outbox)

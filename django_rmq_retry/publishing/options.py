@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django_rmq_retry.amqp.frames import MOST_HEADER_BYTES
-from django_rmq_retry.arguments import check_seconds
+from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS, check_seconds
 from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge
 from django_rmq_retry.messages.codecs import ENCODINGS, Codec, Json
 from django_rmq_retry.messages.header_names import BROKERS_OWN, PREFIX
@@ -46,8 +46,10 @@ class PublishOptions:
     app_id: str | None = None
     user_id: str | None = None
     """The sender's user name. RabbitMQ accepts only the user of the connection."""
-    delay: float | None = None
-    """Seconds to wait before the message is delivered."""
+    delay: float | timedelta | None = None
+    """The time to wait before the message is delivered, in seconds or as a timedelta."""
+    at: datetime | None = None
+    """The time before which the message is not delivered; one that is past delays it no longer."""
     order_key: str = ""
     """The outbox's ordering key: messages with the same ordering key are sent one after the other."""
 
@@ -67,10 +69,38 @@ class PublishOptions:
             check_seconds("expiration=…", self.expiration)
         if self.timestamp is not None:
             seconds_of(self.timestamp)
+        _check_wait(self.delay, self.at)
         if self.reply_to == DIRECT:
             raise ConfigurationError(
                 f"reply_to={DIRECT!r} works only for the connection that reads the answer. Use call(…)."
             )
+
+    def wait(self, now: float) -> float:
+        """Return the seconds after which the message may be delivered, counted from ``now`` in seconds since 1970."""
+        if self.at is not None:
+            seconds = self.at.timestamp() - now
+            if seconds > LONGEST_WAIT_SECONDS:
+                raise ConfigurationError(f"at=… takes a time within the next ten years, not {self.at}.")
+            return max(seconds, 0.0)
+        return self.delay.total_seconds() if isinstance(self.delay, timedelta) else self.delay or 0.0
+
+    @property
+    def waits(self) -> str:
+        """The option that delays the message; empty if none does."""
+        return "at" if self.at is not None else "delay" if self.delay else ""
+
+
+def _check_wait(delay: object, at: object) -> None:
+    if delay is not None and at is not None:
+        raise ConfigurationError("A message takes delay=… or at=…, not both.")
+    if at is not None and not (isinstance(at, datetime) and at.tzinfo is not None):
+        raise ConfigurationError(
+            "at=… takes a datetime with a time zone, such as timezone.now() + timedelta(hours=1), "
+            f"not {at!r:.60}. For a span of time use delay=…."
+        )
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if seconds not in (None, 0):
+        check_seconds("delay=…", seconds)
 
 
 def _check_headers(headers: Mapping[str, object] | None) -> None:

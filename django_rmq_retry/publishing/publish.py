@@ -148,14 +148,16 @@ def _routed(
         if destination is not None and not destination.via.parks:
             raise NotExpirable(destination.handler, type(destination.via).__name__)
         expiration = milliseconds(options.expiration)
-    if not options.delay:
+    if not options.waits:
         return exchange, routing_key, expiration, headers
     if destination is None or expiration is not None:
         raise ConfigurationError(
-            "delay=… requires a handler as the destination, and cannot be combined with expiration=…."
+            f"{options.waits}=… requires a handler as the destination, and cannot be combined with expiration=…."
         )
-    check_seconds("delay=…", options.delay)
-    return destination.delayed(options.delay, (exchange, routing_key), headers)
+    seconds = options.wait(time.time())
+    if not seconds:
+        return exchange, routing_key, expiration, headers
+    return destination.delayed(seconds, (exchange, routing_key), headers)
 
 
 def _properties(options: PublishOptions, headers: Headers, content_type: str, expiration: str | None) -> Properties:

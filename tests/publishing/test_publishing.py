@@ -6,11 +6,12 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db import transaction
+from django.utils import timezone
 
 from django_rmq_retry import (
     Delivery,
@@ -311,14 +312,51 @@ def test_an_invalid_delay_is_refused(delay: Any) -> None:
         message_of(1, options=PublishOptions(delay=delay), destination=destination_of(subscription(RetryThenPark())))
 
 
-def test_a_timedelta_as_delay_is_refused_with_its_seconds() -> None:
-    told = r"^delay=… takes seconds, not a timedelta\. Pass its \.total_seconds\(\)\.$"
-    with pytest.raises(ConfigurationError, match=told):
-        message_of(
-            1,
-            options=PublishOptions(delay=timedelta(minutes=10)),  # type: ignore[arg-type]  # what is refused
-            destination=destination_of(subscription(RetryThenPark())),
-        )
+def delayed(**options: Any) -> Message:
+    return message_of(
+        1,
+        options=PublishOptions(**options),
+        destination=destination_of(subscription(RetryThenPark(attempts=3, backoff=Fixed(30)))),
+    )
+
+
+def test_a_delay_may_be_a_timedelta() -> None:
+    assert delayed(delay=timedelta(seconds=5)).properties.expiration == "5000"
+    assert delayed(delay=timedelta(0)).routing_key == "payments"
+
+
+def test_a_message_may_wait_until_a_time() -> None:
+    message = delayed(at=timezone.now() + timedelta(seconds=20))
+
+    assert message.routing_key == "payments.retry.30s"
+    assert 0 < int(message.properties.expiration or 0) <= 20_000
+
+
+def test_a_time_that_is_past_delays_nothing() -> None:
+    message = delayed(at=timezone.now() - timedelta(seconds=1))
+
+    assert (message.routing_key, message.properties.expiration) == ("payments", None)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"at": datetime(2030, 1, 1)},  # noqa: DTZ001 - what is refused
+            "timezone.now() + timedelta(hours=1), not datetime.datetime(2030, 1, 1, 0, 0). For a span of time use",
+        ),
+        ({"at": 60}, "not 60. For a span of time use delay=…."),
+        ({"at": timedelta(hours=1)}, "For a span of time use delay=…."),
+        ({"at": datetime(9999, 1, 1, tzinfo=UTC)}, "at=… takes a time within the next ten years"),
+        ({"at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 5}, "A message takes delay=… or at=…, not both."),
+        ({"delay": timedelta(days=-1)}, "delay=… takes seconds above 0 and up to ten years, not -86400.0."),
+    ],
+)
+def test_a_wrong_time_or_delay_is_refused_in_one_sentence(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        delayed(**options)
+
+    assert said in str(refused.value)
 
 
 def test_a_message_to_a_handler_that_answers_calls_cannot_be_delayed() -> None:
