@@ -49,13 +49,36 @@ class TopologyConflict(ConfigurationError):
         )
 
 
+class ExtraMissing(ConfigurationError):
+    """A handler's annotation needs a package that is not installed."""
+
+    def __init__(self, handler: str, extra: str) -> None:
+        self.handler = handler
+        self.extra = extra
+        super().__init__(
+            f"Handler {handler} names the type of its messages, which needs {extra}. Install it: pip install "
+            f'"django-rmq-retry[{extra}]".'
+        )
+
+
 class UndecodableBody(RmqRetryError):
     """A body that its codec cannot read."""
 
     def __init__(self, problem: str, *, size: int) -> None:
         self.problem = problem
         self.size = size
-        super().__init__(f"The body of {size} bytes cannot be decoded: {problem}.")
+        super().__init__(f"The body of {size} bytes {self.what}: {problem}.")
+
+    what = "cannot be decoded"
+
+
+class InvalidBody(UndecodableBody):
+    """A body that its codec reads, but whose data do not fit the type that the handler's annotation names."""
+
+    def __init__(self, misfit: "Misfit", *, size: int) -> None:
+        self.misfit = misfit
+        self.what = f"does not fit {misfit.type}"
+        super().__init__(str(misfit), size=size)
 
 
 class NoKey(RmqRetryError):
@@ -74,6 +97,26 @@ class UnencodableData(RmqRetryError, TypeError):
     def __init__(self, problem: str, *, advice: str = "") -> None:
         self.problem = problem
         super().__init__(f"The data cannot be published: {problem}.{advice and f' {advice}'}")
+
+
+class InvalidData(UnencodableData):
+    """Data that do not fit the type that the handler's annotation names. Nothing was sent."""
+
+    def __init__(self, misfit: "Misfit") -> None:
+        self.misfit = misfit
+        super().__init__(f"they do not fit {misfit.type}: {misfit}")
+
+
+class Misfit(RmqRetryError, ValueError):
+    """Why a value does not fit a type: a path and a problem for each field that is wrong."""
+
+    def __init__(self, type_name: str, problems: Sequence[tuple[str, str]], *, fields: Sequence[str]) -> None:
+        self.type = type_name
+        self.problems = tuple(problems)
+        """Pairs of a path, such as ``$.items[0].price``, and what is wrong there."""
+        self.fields = tuple(fields)
+        """The paths without what a sender chooses, such as ``$.items[].price``, by which failures are grouped."""
+        super().__init__("; ".join(f"{path}: {problem}" for path, problem in self.problems))
 
 
 class PublishError(RmqRetryError):
@@ -271,11 +314,15 @@ __all__ = [
     "ConfigurationError",
     "DeadlineExceeded",
     "EffectsLost",
+    "ExtraMissing",
     "HeadersTooLarge",
+    "InvalidBody",
+    "InvalidData",
     "MessageNacked",
     "MessageReturned",
     "MessageTooLarge",
     "MessageUnsent",
+    "Misfit",
     "NeverRan",
     "NoKey",
     "NotDelayable",

@@ -18,7 +18,7 @@ from django.views.debug import get_default_exception_reporter_filter
 from django_rmq_retry import conf
 from django_rmq_retry.amqp.address import GUEST, Access, Secret
 from django_rmq_retry.conf import Settings
-from django_rmq_retry.errors import ConfigurationError, TopologyConflict
+from django_rmq_retry.errors import ConfigurationError, ExtraMissing, TopologyConflict
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.handler import Handler
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
@@ -66,13 +66,13 @@ def joined() -> list[str]:
     return [name for name in registry.registrations() if not problem(name)]
 
 
-def problem(name: str) -> str:
-    """Return the reason why a handler does not fit its queue and policy, or ""."""
+def problem(name: str) -> ConfigurationError | None:
+    """Return the reason why a handler does not fit its queue and policy, or names a type that cannot be used."""
     try:
         registry.subscription(name)
     except ConfigurationError as wrong:
-        return str(wrong)
-    return ""
+        return wrong
+    return None
 
 
 @register(TAG)
@@ -130,9 +130,12 @@ def check_alerts(settings: Settings) -> Iterator[CheckMessage]:
 @with_settings
 def check_joining(settings: Settings) -> Iterator[CheckMessage]:
     """Check each handler, then the handlers of each queue, then the whole topology."""
-    wrong = [(name, text) for name in registry.registrations() if (text := problem(name))]
-    for name, text in wrong:
-        yield error("E002", text, hint="Correct the arguments of @handler, or RMQ_RETRY['POLICY'].", at=name)
+    wrong = [(name, refusal) for name in registry.registrations() if (refusal := problem(name))]
+    for name, refusal in wrong:
+        number, hint = "E002", "Correct the arguments of @handler, or RMQ_RETRY['POLICY']."
+        if isinstance(refusal, ExtraMissing):
+            number, hint = "E009", "Install it wherever the project runs, or write Delivery without a type."
+        yield error(number, str(refusal), hint=hint, at=name)
     if wrong:
         return
     try:

@@ -22,7 +22,7 @@ from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.consumer.deadlines import HUNG_FACTOR, Deadlines, HandlerAbandoned, TimedRun, keyless
 from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.consumer.unacked import Unacked
-from django_rmq_retry.errors import NoKey, UndecodableBody, UndecodableHeaders
+from django_rmq_retry.errors import InvalidBody, NoKey, UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers.call import HandlerOutcome, HandlerSkipped, OnceState, Unready, closed, log_left_open
 from django_rmq_retry.handlers.contracts import FinishedAttempt, log_failure, notify_each
 from django_rmq_retry.handlers.grouping import grouped
@@ -30,7 +30,7 @@ from django_rmq_retry.handlers.settlement import Case, answer_to, copied_to, fai
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue, ordering_key_of
 from django_rmq_retry.handlers.verdicts import crashed, feasible, lost_by_auto_ack, no_handler, unsettled
 from django_rmq_retry.hooks import AroundAttempt, Entered, context_of
-from django_rmq_retry.messages.codecs import decoded
+from django_rmq_retry.messages.codecs import decoded, untyped
 from django_rmq_retry.messages.header_names import PREFIX_BYTES
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
 from django_rmq_retry.messages.reasons import Reason
@@ -270,6 +270,8 @@ class Attempts:
 
     def _policy_verdict(self, delivery: Delivery, subscription: Subscription, error: BaseException) -> Verdict:
         """Return the policy's verdict; park if the policy fails, or if the body or ordering key is unreadable."""
+        if isinstance(error, InvalidBody):
+            return replace(park(Reason.INVALID, str(error), ErrorNote.of(error)), counted=False)
         if isinstance(error, UndecodableBody):
             return park(Reason.UNDECODABLE_BODY, str(error), ErrorNote.of(error))
         if isinstance(error, NoKey):
@@ -332,7 +334,7 @@ class Attempts:
             if not to or (isinstance(answer, BaseException) and not subscription.policy.answers):
                 return
             if any(fnmatchcase(to, pattern) for pattern in self._surroundings.reply_to):
-                reply = answer_to(state.delivery, answer, subscription.codec)
+                reply = answer_to(state.delivery, answer, untyped(subscription.codec))
                 state.settlement = replace(state.settlement, answer=reply)
             else:
                 self._surroundings.refused(to)

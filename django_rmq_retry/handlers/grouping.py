@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from django_rmq_retry import forks
+from django_rmq_retry.errors import InvalidBody
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.tracebacks import (
     ChainedError,
     Grouping,
+    fields_fingerprint,
     named_fingerprint,
     projects_own,
     trace,
@@ -35,6 +37,8 @@ def grouped(
         handler=subscription.place if subscription else "",
     )
     own = named_by_handler(delivery, subscription, error)
+    if not own and subscription is not None and isinstance(error, InvalidBody):
+        own = fields_fingerprint(subscription.name, error.misfit.fields)
     return replace(verdict, fingerprint=own or fingerprint.fingerprint, culprit=fingerprint.culprit)
 
 

@@ -256,6 +256,7 @@ def _registration(
         park=park,
         options=options,
         asynchronous=asynchronous,
+        function=function,
         module=function.__module__,
         execution=getattr(inspect.unwrap(function), "__globals__", {}).get("__spec__"),
     )

@@ -11,6 +11,7 @@ from django_rmq_retry.conf import NAME, settings
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.handlers.layout import layout
 from django_rmq_retry.handlers.subscription import HandlerOptions, Subscription, WorkQueue, work_queues_of
+from django_rmq_retry.handlers.typed import codec_for
 from django_rmq_retry.messages.codecs import LIMITS, BodyLimits
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.policies.carriers import InPlace, Ladder
@@ -35,6 +36,8 @@ class Registration:
     park: Queue | str | None = None
     options: HandlerOptions = HandlerOptions()
     asynchronous: bool = False
+    function: Callable[..., object] | None = None
+    """The function as it was decorated; its annotation may name the type of its messages."""
     module: str = ""
     execution: object = field(default=None, compare=False, repr=False)
     """An object that stays the same during one execution of a module and changes when the module is reloaded."""
@@ -116,7 +119,12 @@ def subscription(name: str) -> Subscription:
     joined = _subscriptions.get(name)
     if joined is None:
         registration = _registrations[name]
-        joined = _subscriptions[name] = registration.joined(_queue(registration), settings().policy, settings().limits)
+        joined = registration.joined(_queue(registration), settings().policy, settings().limits)
+        if registration.function is not None:
+            # Only now: the type may be defined below the handler.
+            codec = codec_for(registration.function, joined.codec, name)
+            joined = joined if codec is joined.codec else replace(joined, codec=codec)
+        _subscriptions[name] = joined
     return joined
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Protocol, runtime_checkable
 
-from django_rmq_retry.errors import UndecodableBody, UnencodableData
+from django_rmq_retry.errors import InvalidBody, InvalidData, Misfit, UndecodableBody, UnencodableData
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.properties import Properties
 from django_rmq_retry.messages.texts import ErrorNote
@@ -93,6 +93,47 @@ class Raw:
         return body
 
 
+class Fit(Protocol):
+    """A type that data are converted to, and back. Both raise Misfit for data that do not fit."""
+
+    def load(self, data: object, body: bytes) -> object:
+        """Return the value of data that were decoded from this body."""
+        ...
+
+    def dump(self, data: object) -> object:
+        """Return a value as plain data, which a codec encodes."""
+        ...
+
+
+class Typed:
+    """The codec of a handler whose annotation names a type: what its own codec reads is converted to that type."""
+
+    def __init__(self, inner: Codec, fit: Fit) -> None:
+        self.inner = inner
+        self.fit = fit
+        self.content_type = inner.content_type
+
+    def encode(self, data: object) -> bytes:
+        try:
+            plain = self.fit.dump(data)
+        except Misfit as misfit:
+            raise InvalidData(misfit) from None
+        return self.inner.encode(plain)
+
+    def decode(self, body: bytes, properties: Properties | None = None) -> object:
+        data = self.inner.decode(body, properties)
+        try:
+            return self.fit.load(data, body)
+        except Misfit as misfit:
+            # Without the exception behind it, whose text may have values of the message.
+            raise InvalidBody(misfit, size=len(body)) from None
+
+
+def untyped(codec: Codec) -> Codec:
+    """Return the codec that reads and writes the bytes: a handler's type is that of its messages, not its answers."""
+    return codec.inner if isinstance(codec, Typed) else codec
+
+
 SMALL_BYTES = 64 * 1024
 """In bytes. A smaller body is within any limit."""
 # One match skips a whole string, even an unterminated one: nothing is copied, and marks inside strings do not count.
@@ -110,6 +151,7 @@ class BodyLimits:
 
     def problem(self, body: bytes, codec: Codec) -> str:
         """Return a sentence if the body is beyond a limit; it is found without decoding it."""
+        codec = untyped(codec)
         if len(body) <= SMALL_BYTES or isinstance(codec, Raw):
             return ""
         if len(body) > self.most_bytes:

@@ -3,9 +3,19 @@
 from collections.abc import Hashable
 from dataclasses import FrozenInstanceError, dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from django_rmq_retry.messages.properties import HEADERS, Headers, Properties, decode_properties
+
+if TYPE_CHECKING:
+    # With a default, so that Delivery without a type is complete for strict type checkers.
+    from typing_extensions import TypeVar
+
+    Data = TypeVar("Data", default=Any)
+else:
+    from typing import TypeVar
+
+    Data = TypeVar("Data")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +71,16 @@ class _Freezing(type):
         return delivery
 
 
-class Delivery(_Fields, metaclass=_Freezing):
-    """One arrival of a message; handlers are called with it. Immutable, and compared by identity."""
+class Delivery(_Fields, Generic[Data], metaclass=_Freezing):
+    """One arrival of a message; handlers are called with it. Immutable, and compared by identity.
+
+    ``Delivery[Payment]`` as the annotation of a handler's parameter names the type of ``data``.
+    """
 
     __slots__ = ()
+
+    if TYPE_CHECKING:
+        data: Data
 
     def __setattr__(self, name: str, value: object) -> None:
         raise FrozenInstanceError(f"A Delivery is immutable: {name} cannot be set.")

@@ -10,6 +10,7 @@ class Reason(StrEnum):
     PERMANENT = "permanent"
     REQUESTED = "parked_by_handler"
     UNDECODABLE_BODY = "undecodable_body"
+    INVALID = "invalid"
     UNDECODABLE_HEADERS = "undecodable_headers"
     UNHANDLED = "no_handler"
     CRASHED = "worker_stopped"

@@ -238,6 +238,11 @@ def named_fingerprint(name: str) -> str:
     return _digest("named", name)
 
 
+def fields_fingerprint(handler: str, fields: Sequence[str]) -> str:
+    """Return the group of messages whose data do not fit the handler's type, by the fields that are wrong."""
+    return _digest("invalid", handler, sorted(set(fields)))
+
+
 def _digest(*parts: object) -> str:
     # JSON keeps the parts separate, so different parts never give the same text. It escapes to ASCII, because a name
     # may contain a lone surrogate, which UTF-8 cannot encode.

@@ -19,6 +19,7 @@ REASON_TEXTS: Mapping[str, Any] = {
     Reason.PERMANENT: pgettext_lazy("reason", "permanent error"),
     Reason.REQUESTED: pgettext_lazy("reason", "parked by the handler"),
     Reason.UNDECODABLE_BODY: pgettext_lazy("reason", "cannot decode body"),
+    Reason.INVALID: pgettext_lazy("reason", "data do not fit the type"),
     Reason.UNDECODABLE_HEADERS: pgettext_lazy("reason", "cannot decode headers"),
     Reason.UNHANDLED: pgettext_lazy("reason", "no handler"),
     Reason.CRASHED: pgettext_lazy("reason", "worker died"),

@@ -27,7 +27,7 @@ MOST_EDITED_SINCE = 10_000
 MOST_SORTED = 10_000
 """The most messages of a selection whose business keys are sorted; those of more are compared with ``shared_keys``."""
 MOST_SHARED = 5000
-PERMANENT_REASONS = (Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS)
+PERMANENT_REASONS = (Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.INVALID, Reason.UNDECODABLE_HEADERS)
 """Reasons for parking that a requeue alone does not remove."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from django_rmq_retry.arguments import check_seconds
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import CallFailed, ConfigurationError
-from django_rmq_retry.messages.codecs import JSON, Codec, decoded
+from django_rmq_retry.messages.codecs import JSON, Codec, decoded, untyped
 from django_rmq_retry.messages.header_names import ANSWER, FAILED
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.publishing import broker_connections
@@ -28,7 +28,7 @@ def call(
     message = _call_message(data, destination, options, timeout)
     with hooked(message, destination.handler, kind="call") as sent:
         answer = broker_connections.connections.caller(exclusive=exclusive).call(sent, timeout=timeout)
-        return _answer_of(answer, destination.codec)
+        return _answer_of(answer, untyped(destination.codec))
 
 
 async def acall(
@@ -42,7 +42,7 @@ async def acall(
     message = _call_message(data, destination, options, timeout)
     caller = broker_connections.connections.caller(exclusive=exclusive)
     with hooked(message, destination.handler, kind="call") as sent:
-        return _answer_of(await asyncio.to_thread(caller.call, sent, timeout=timeout), destination.codec)
+        return _answer_of(await asyncio.to_thread(caller.call, sent, timeout=timeout), untyped(destination.codec))
 
 
 def _call_message(data: object, destination: Destination, options: PublishOptions, timeout: float) -> Message:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from django_rmq_retry.amqp.frames import MOST_HEADER_BYTES
 from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS, check_seconds
 from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge
-from django_rmq_retry.messages.codecs import ENCODINGS, Codec, Json
+from django_rmq_retry.messages.codecs import ENCODINGS, Codec, Json, untyped
 from django_rmq_retry.messages.header_names import BROKERS_OWN, PREFIX
 from django_rmq_retry.messages.properties import DIRECT, EMPTY, Headers
 from django_rmq_retry.topology.declarations import MOST_NAME_BYTES
@@ -180,7 +180,7 @@ def check_user(name: str | None, own: str) -> None:
 
 def check_encoding(name: str | None, codec: Codec) -> None:
     """Raise ConfigurationError for JSON with a content-encoding, because a consumer would park it as compressed."""
-    if name is not None and isinstance(codec, Json) and name.lower() not in ENCODINGS:
+    if name is not None and isinstance(untyped(codec), Json) and name.lower() not in ENCODINGS:
         raise ConfigurationError(
             f"content_encoding={name!r:.60} requires a codec that writes it, such as Raw(). JSON is written as UTF-8."
         )

@@ -1,0 +1,268 @@
+"""The type that a handler's annotation names, as in ``message: Delivery[Payment]``, and the codec that follows.
+
+msgspec converts dataclasses, TypedDicts, its own Structs and plain types; pydantic whatever contains one of its models.
+Both are optional, and are imported only for a handler that names such a type.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from types import ModuleType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints, is_typeddict
+
+from django_rmq_retry.errors import ConfigurationError, ExtraMissing, Misfit
+from django_rmq_retry.messages.codecs import MAGNITUDE_LIMIT, Codec, Fit, Raw, Typed
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.texts import short
+
+MOST_PROBLEMS = 10
+PROBLEM_BYTES = 200
+NAMES_DELIVERY = re.compile(r"\bDelivery\s*\[")
+KINDS = "a dataclass, a TypedDict, a msgspec.Struct or a pydantic model"
+
+_AT = re.compile(r"(?P<problem>.*) - at (?:`key` in )?`(?P<path>\$.*)`", re.DOTALL)
+_FIELD = re.compile(r"(Object missing required field) `(.+)`", re.DOTALL)
+# What a sender wrote does not belong into the text of an error, which operators see without the right to see bodies.
+_QUOTED = re.compile(r"(Invalid (?:enum )?value) .*", re.DOTALL)
+UNKNOWN_FIELD = "Object contains unknown field"
+_STEP = re.compile(r"\[[^\]]*\]|[^.\[\]$]+")
+# A text that would be a Decimal without a value, or one of any size: int() of 1e999999999 exhausts the memory.
+_RISKY = re.compile(rb'"[-+]?(?:[sS]?[nN][aA][nN]|[iI][nN][fF]|[0-9_.]+[eE])')
+
+
+def codec_for(function: Callable[..., object], codec: Codec, handler: str) -> Codec:
+    """Return the codec of a handler: its own one, or around it the one that converts to the annotation's type."""
+    kind = named_type(function, handler)
+    if kind is Any or kind is object or (kind is bytes and isinstance(codec, Raw)):
+        return codec
+    if isinstance(codec, Raw):
+        raise ConfigurationError(
+            f"Handler {handler} names the type {_name(kind)}, but codec=Raw() gives it bytes. Write Delivery[bytes], "
+            "or omit codec."
+        )
+    return Typed(codec, _fit(kind, handler))
+
+
+def named_type(function: Callable[..., object], handler: str) -> Any:
+    """Return the type in the annotation ``Delivery[…]`` of a handler's parameter; Any if it names none."""
+    function = inspect.unwrap(function)
+    annotation = _annotation(function)
+    if annotation is None:
+        return Any
+
+    def probe() -> None: ...
+
+    # Only this annotation is resolved: the others are none of our business, and may not be resolvable.
+    probe.__annotations__ = {"message": annotation}
+    try:
+        hint = get_type_hints(probe, globalns=getattr(function, "__globals__", {}), include_extras=True)["message"]
+    except Exception as error:
+        if not NAMES_DELIVERY.search(annotation if isinstance(annotation, str) else repr(annotation)):
+            return Any
+        raise ConfigurationError(
+            f"Handler {handler}: its annotation {annotation!s} cannot be resolved: {short(error, PROBLEM_BYTES)}. "
+            "Import the type in the handler's module, not under TYPE_CHECKING or inside a function."
+        ) from error
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    return get_args(hint)[0] if get_origin(hint) is Delivery else Any
+
+
+def _annotation(function: Any) -> Any:
+    try:
+        first = next(iter(inspect.signature(function).parameters), "")
+        annotations = getattr(function, "__annotations__", {})
+    except NameError:
+        # From Python 3.14 on, annotations are evaluated when they are read.
+        library: Any = importlib.import_module("annotationlib")
+        annotations = library.get_annotations(function, format=library.Format.STRING)
+        first = next((name for name in annotations if name != "return"), "")
+    return annotations.get(first)
+
+
+def _fit(kind: Any, handler: str) -> Fit:
+    parts = set(_parts(kind))
+    pydantic = any(hasattr(part, "__pydantic_core_schema__") for part in parts)
+    extra = "pydantic" if pydantic else "msgspec"
+    try:
+        library = importlib.import_module(extra)
+    except ImportError as error:
+        raise ExtraMissing(handler, extra) from error
+    try:
+        return (Pydantic if pydantic else Msgspec)(library, kind, decimals=Decimal in parts or pydantic)
+    except Exception as error:
+        raise ConfigurationError(
+            f"Handler {handler}: {_name(kind)} cannot be the type of its messages: {short(error, PROBLEM_BYTES)}. "
+            f"Use {KINDS}, or a list, dict or union of them."
+        ) from error
+
+
+def _parts(kind: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """Yield a type and the types that it is made of; those of pydantic's own models are not looked into."""
+    seen = set() if seen is None else seen
+    if id(kind) in seen:
+        return
+    seen.add(id(kind))
+    if isinstance(kind, type):
+        yield kind
+    inner = list(get_args(kind))
+    if dataclasses.is_dataclass(kind) or is_typeddict(kind) or hasattr(kind, "__struct_fields__"):
+        try:
+            inner += get_type_hints(kind).values()
+        except Exception:  # noqa: BLE001 - the library says it better when it is given the type
+            return
+    for part in inner:
+        yield from _parts(part, seen)
+
+
+def _name(kind: Any) -> str:
+    return short(getattr(kind, "__qualname__", None) or str(kind), PROBLEM_BYTES)
+
+
+class _Converter:
+    """What both libraries share: the names of the type, and the numbers that neither of them refuses."""
+
+    def __init__(self, kind: Any, *, decimals: bool, schema: Mapping[str, Any]) -> None:
+        self.name = _name(kind)
+        self.schema = schema
+        """The JSON Schema of the type."""
+        self._decimals = decimals
+        self._names = frozenset(_property_names(schema))
+
+    def misfit(self, problems: list[tuple[str, str]]) -> Misfit:
+        shown = [(short(path, PROBLEM_BYTES), short(problem, PROBLEM_BYTES)) for path, problem in problems]
+        fields = [self._declared(path) for path, _problem in problems]
+        return Misfit(self.name, shown[:MOST_PROBLEMS], fields=sorted(set(fields))[:MOST_PROBLEMS])
+
+    def _declared(self, path: str) -> str:
+        """Return a path with the type's own names only, so that a sender cannot make a group for each message."""
+        return "$" + "".join(
+            "[]" if step.startswith("[") else f".{step}" if step in self._names else ".…"
+            for step in _STEP.findall(path)
+        )
+
+    def check_numbers(self, plain: object) -> None:
+        found = [(path, problem) for path, number in _decimals(plain, "$") if (problem := _unusable(number))]
+        if found:
+            raise self.misfit(found)
+
+
+class Msgspec(_Converter):
+    """A type that msgspec converts."""
+
+    def __init__(self, library: ModuleType, kind: Any, *, decimals: bool) -> None:
+        # A type that msgspec does not know has no schema: it would refuse each message.
+        super().__init__(kind, decimals=decimals, schema=library.json.schema(kind))
+        self._kind = kind
+        self._convert = library.convert
+        self._plain = library.to_builtins
+        self._invalid = library.ValidationError
+
+    def load(self, data: object, body: bytes) -> object:
+        value = self._converted(data)
+        if self._decimals and _RISKY.search(body):
+            self.check_numbers(self._plain(value, builtin_types=(Decimal,), str_keys=True))
+        return value
+
+    def dump(self, data: object) -> object:
+        try:
+            plain: object = self._plain(data, builtin_types=(Decimal,), str_keys=True)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise self.misfit([("$", str(error) or type(error).__name__)]) from error
+        # A dataclass and a Struct do not look at their values when they are made.
+        self._converted(plain)
+        if self._decimals:
+            self.check_numbers(plain)
+        return plain
+
+    def _converted(self, data: object) -> object:
+        try:
+            return self._convert(data, self._kind, str_keys=True)
+        except self._invalid as error:
+            raise self.misfit([_located(str(error))]) from error
+        except UnicodeError as error:
+            raise self.misfit([("$", "a text has a lone surrogate, which is no character")]) from error
+
+
+class Pydantic(_Converter):
+    """A type that pydantic validates."""
+
+    def __init__(self, library: Any, kind: Any, *, decimals: bool) -> None:
+        self._adapter = library.TypeAdapter(kind)
+        try:
+            schema = self._adapter.json_schema()
+        except Exception:  # noqa: BLE001 - some valid types have no schema: then their failures are one group
+            schema = {}
+        super().__init__(kind, decimals=decimals, schema=schema)
+        self._invalid = library.ValidationError
+        self._unwritable = importlib.import_module("pydantic_core").PydanticSerializationError
+
+    def load(self, data: object, body: bytes) -> object:
+        value = self._validated(data)
+        if self._decimals and _RISKY.search(body):
+            self.check_numbers(self._adapter.dump_python(value, warnings=False))
+        return value
+
+    def dump(self, data: object) -> object:
+        value = self._validated(data)
+        try:
+            plain: object = self._adapter.dump_python(value, mode="json", by_alias=True, warnings=False)
+        except (self._unwritable, TypeError, ValueError, RecursionError) as error:
+            raise self.misfit([("$", str(error) or type(error).__name__)]) from error
+        # A model is not validated again if it is assigned to, unless it is configured so.
+        again = self._validated(plain)
+        self.check_numbers(self._adapter.dump_python(again, warnings=False))
+        return plain
+
+    def _validated(self, data: object) -> object:
+        try:
+            return self._adapter.validate_python(data)
+        except self._invalid as error:
+            found = error.errors(include_url=False, include_context=False, include_input=False)
+            raise self.misfit([(_path(one["loc"]), str(one["msg"])) for one in found]) from error
+
+
+def _located(text: str) -> tuple[str, str]:
+    """Return the path and the problem in an error's text of msgspec."""
+    # A name that a sender invented may look like the path behind it.
+    found = None if text.startswith(UNKNOWN_FIELD) else _AT.fullmatch(text)
+    path, problem = (found["path"], found["problem"]) if found else ("$", text)
+    if field := _FIELD.fullmatch(problem):
+        return f"{path}.{field[2]}", field[1]
+    return path, _QUOTED.sub(r"\1", problem)
+
+
+def _path(steps: tuple[int | str, ...]) -> str:
+    return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+
+
+def _property_names(schema: object) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        properties = schema.get("properties")
+        if isinstance(properties, Mapping):
+            yield from properties
+        for inner in schema.values():
+            yield from _property_names(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            yield from _property_names(inner)
+
+
+def _decimals(plain: object, path: str) -> Iterator[tuple[str, Decimal]]:
+    if isinstance(plain, Decimal):
+        yield path, plain
+    elif isinstance(plain, Mapping):
+        for name, inner in plain.items():
+            yield from _decimals(inner, f"{path}.{name}")
+    elif isinstance(plain, (list, tuple, set, frozenset)):
+        for number, inner in enumerate(plain):
+            yield from _decimals(inner, f"{path}[{number}]")
+
+
+def _unusable(number: Decimal) -> str:
+    if not number.is_finite():
+        return "it is no number"
+    return "its exponent is too large" if abs(number.adjusted()) > MAGNITUDE_LIMIT else ""
