@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
+from functools import partial
 from types import ModuleType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -92,7 +93,7 @@ def _fit(kind: Any, handler: str) -> Fit:
     except ImportError as error:
         raise ExtraMissing(handler, extra) from error
     try:
-        return (Pydantic if pydantic else Msgspec)(library, kind, decimals=Decimal in parts or pydantic)
+        return (Pydantic if pydantic else Msgspec)(library, kind, parts)
     except Exception as error:
         raise ConfigurationError(
             f"Handler {handler}: {_name(kind)} cannot be the type of its messages: {short(error, PROBLEM_BYTES)}. "
@@ -106,16 +107,21 @@ def _parts(kind: Any, seen: set[int] | None = None) -> Iterator[Any]:
     if id(kind) in seen:
         return
     seen.add(id(kind))
-    if isinstance(kind, type):
-        yield kind
-    inner = list(get_args(kind))
-    if dataclasses.is_dataclass(kind) or is_typeddict(kind) or hasattr(kind, "__struct_fields__"):
-        try:
-            inner += get_type_hints(kind).values()
-        except Exception:  # noqa: BLE001 - the library says it better when it is given the type
-            return
-    for part in inner:
+    named = get_origin(kind) or kind
+    if isinstance(named, type):
+        yield named
+    for part in (*get_args(kind), *_hints(kind).values()):
         yield from _parts(part, seen)
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """Return the fields of a type that has some, with their types."""
+    if not (dataclasses.is_dataclass(kind) or is_typeddict(kind) or hasattr(kind, "__struct_fields__")):
+        return {}
+    try:
+        return get_type_hints(kind)
+    except Exception:  # noqa: BLE001 - the library says it better when it is given the type
+        return {}
 
 
 def _name(kind: Any) -> str:
@@ -125,11 +131,10 @@ def _name(kind: Any) -> str:
 class _Converter:
     """What both libraries share: the names of the type, and the numbers that neither of them refuses."""
 
-    def __init__(self, kind: Any, *, decimals: bool, schema: Mapping[str, Any]) -> None:
+    def __init__(self, kind: Any, schema: Mapping[str, Any]) -> None:
         self.name = _name(kind)
         self.schema = schema
         """The JSON Schema of the type."""
-        self._decimals = decimals
         self._names = frozenset(_property_names(schema))
 
     def misfit(self, problems: list[tuple[str, str]]) -> Misfit:
@@ -153,18 +158,31 @@ class _Converter:
 class Msgspec(_Converter):
     """A type that msgspec converts."""
 
-    def __init__(self, library: ModuleType, kind: Any, *, decimals: bool) -> None:
+    def __init__(self, library: ModuleType, kind: Any, parts: set[Any]) -> None:
         # A type that msgspec does not know has no schema: it would refuse each message.
-        super().__init__(kind, decimals=decimals, schema=library.json.schema(kind))
-        self._kind = kind
-        self._convert = library.convert
+        super().__init__(kind, library.json.schema(kind))
+        # Each costs half a microsecond a message, so only types that need it pay for it.
+        keyed = any(issubclass(part, Mapping) and not is_typeddict(part) for part in parts)
+        self._convert = (
+            partial(library.convert, type=kind, str_keys=True) if keyed else partial(library.convert, type=kind)
+        )
+        self._decimals = Decimal in parts
+        self._direct = () if is_typeddict(kind) else _direct(kind)
         self._plain = library.to_builtins
         self._invalid = library.ValidationError
 
     def load(self, data: object, body: bytes) -> object:
-        value = self._converted(data)
-        if self._decimals and _RISKY.search(body):
-            self.check_numbers(self._plain(value, builtin_types=(Decimal,), str_keys=True))
+        try:
+            value: object = self._convert(data)
+        except (self._invalid, UnicodeError) as error:
+            raise self._told(error) from error
+        if self._decimals:
+            if self._direct:
+                risky = any([_unusable(getattr(value, name)) for name in self._direct])  # noqa: C419 - a generator is slow
+            else:
+                risky = _RISKY.search(body) is not None
+            if risky:
+                self.check_numbers(self._plain(value, builtin_types=(Decimal,), str_keys=True))
         return value
 
     def dump(self, data: object) -> object:
@@ -172,37 +190,37 @@ class Msgspec(_Converter):
             plain: object = self._plain(data, builtin_types=(Decimal,), str_keys=True)
         except (TypeError, ValueError, RecursionError) as error:
             raise self.misfit([("$", str(error) or type(error).__name__)]) from error
-        # A dataclass and a Struct do not look at their values when they are made.
-        self._converted(plain)
+        try:
+            # A dataclass and a Struct do not look at their values when they are made.
+            self._convert(plain)
+        except (self._invalid, UnicodeError) as error:
+            raise self._told(error) from error
         if self._decimals:
             self.check_numbers(plain)
         return plain
 
-    def _converted(self, data: object) -> object:
-        try:
-            return self._convert(data, self._kind, str_keys=True)
-        except self._invalid as error:
-            raise self.misfit([_located(str(error))]) from error
-        except UnicodeError as error:
-            raise self.misfit([("$", "a text has a lone surrogate, which is no character")]) from error
+    def _told(self, error: Exception) -> Misfit:
+        if isinstance(error, UnicodeError):
+            return self.misfit([("$", "a text has a lone surrogate, which is no character")])
+        return self.misfit([_located(str(error))])
 
 
 class Pydantic(_Converter):
     """A type that pydantic validates."""
 
-    def __init__(self, library: Any, kind: Any, *, decimals: bool) -> None:
+    def __init__(self, library: Any, kind: Any, _parts: set[Any]) -> None:
         self._adapter = library.TypeAdapter(kind)
         try:
             schema = self._adapter.json_schema()
         except Exception:  # noqa: BLE001 - some valid types have no schema: then their failures are one group
             schema = {}
-        super().__init__(kind, decimals=decimals, schema=schema)
+        super().__init__(kind, schema)
         self._invalid = library.ValidationError
         self._unwritable = importlib.import_module("pydantic_core").PydanticSerializationError
 
     def load(self, data: object, body: bytes) -> object:
         value = self._validated(data)
-        if self._decimals and _RISKY.search(body):
+        if _RISKY.search(body):
             self.check_numbers(self._adapter.dump_python(value, warnings=False))
         return value
 
@@ -223,6 +241,13 @@ class Pydantic(_Converter):
         except self._invalid as error:
             found = error.errors(include_url=False, include_context=False, include_input=False)
             raise self.misfit([(_path(one["loc"]), str(one["msg"])) for one in found]) from error
+
+
+def _direct(kind: Any) -> tuple[str, ...]:
+    """Return the fields that are Decimals; none if there are further Decimals deeper in the type."""
+    hints = _hints(kind)
+    deeper = any(Decimal in set(_parts(hint)) for hint in hints.values() if hint is not Decimal)
+    return () if deeper else tuple(name for name, hint in hints.items() if hint is Decimal)
 
 
 def _located(text: str) -> tuple[str, str]:

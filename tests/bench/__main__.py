@@ -26,6 +26,8 @@ from tests.bench.queues import prepared
 from tests.bench.scrapes import NAME as SCRAPES
 from tests.bench.scrapes import scrapes
 from tests.bench.suites import AT_REST, NAMES, SUITES, Contender, Suite
+from tests.bench.types import NAME as TYPES
+from tests.bench.types import types
 from tests.bench.waiting import waiting
 from tests.tooling.filled import own_database
 from tests.tooling.node import Node
@@ -93,6 +95,8 @@ def _measure(node: Node, asked: argparse.Namespace) -> list[report.Finding]:
         findings += parking(node, rounds=rounds_asked, share=QUICK_SHARE if asked.quick else 1)
     if SCRAPES in asked.only:
         findings += scrapes(node, share=QUICK_SHARE if asked.quick else 1)
+    if TYPES in asked.only:
+        findings += types(share=QUICK_SHARE if asked.quick else 1)
     if EMBEDDED in asked.only:
         findings += waiting(WAITING // (QUICK_SHARE if asked.quick else 1))
     if AT_REST.name in asked.only:

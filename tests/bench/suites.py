@@ -217,4 +217,17 @@ AT_REST = Suite(
     ),
 )
 
-NAMES = ("consume", "publish", "retry", "history", "park", "embedded", "once", "order", "outbox", "telemetry", "idle")
+NAMES = (
+    "consume",
+    "publish",
+    "retry",
+    "history",
+    "park",
+    "embedded",
+    "once",
+    "order",
+    "outbox",
+    "telemetry",
+    "types",
+    "idle",
+)

@@ -50,6 +50,12 @@ class Payment:
     notes: dict[int, str] = field(default_factory=dict)
 
 
+@dataclass
+class DirectPayment:
+    id: int
+    amount: Decimal
+
+
 class PaymentDict(TypedDict):
     id: int
     amount: NotRequired[Decimal]
@@ -246,6 +252,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "tiny exponent in a text": (b'{"id": 7, "amount": "1e-999999999"}', "$.amount"),
     "huge number for a float": (b'{"id": 7, "amount": 1, "rate": 1' + b"0" * 400 + b"}", "$.rate"),
     "unknown enum": (b'{"id": 7, "amount": 1, "channel": "secret"}', "$.channel"),
+    "NaN in a number of an item": (b'{"id": 7, "amount": 1, "items": [{"price": "nan"}]}', "$.items[0].price"),
     "lone surrogate": (b'{"id": 7, "amount": 1, "at": "\\ud800"}', "$"),
     "key of a wrong type": (b'{"id": 7, "amount": 1, "notes": {"secret": "x"}}', "$.notes"),
     "deep in a list": (b'{"id": 7, "amount": 1, "items": [{"price": 1}, {"price": true}]}', "$.items[1].price"),
@@ -287,6 +294,12 @@ class TestConsuming:
         bodies = [b'{"id": 1, "amount": 1, "%s": 1}' % name for name in (b"a", b"b` - at `$.id", b"x.id")]
 
         assert len({invalid(PaymentStruct, body).fields for body in bodies}) == 1
+
+    @pytest.mark.parametrize("number", [b'"NaN"', b'"1e999999999"'])
+    def test_numbers_without_a_value_are_refused_by_each_library(self, number: bytes) -> None:
+        for kind in (DirectPayment, PaymentDict, PaymentStruct, PaymentModel):
+            misfit = invalid(kind, b'{"id": 7, "amount": %s}' % number)
+            assert [path for path, _problem in misfit.problems] == ["$.amount"]
 
     @pytest.mark.parametrize(
         "body", [b'{"id": 7, "amount": 1.5}', b'{"id": 7, "amount": "1.5"}', b'{"id": 7, "amount": "15e-1"}']

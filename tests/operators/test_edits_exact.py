@@ -1,12 +1,14 @@
 """Edits of JSON that a form shows laid out: what is not edited keeps every byte."""
 
 import re
+from dataclasses import dataclass
+from decimal import Decimal
 from random import Random
 from typing import Any
 
 import pytest
 
-from django_rmq_retry import CeleryTask, handler
+from django_rmq_retry import CeleryTask, Delivery, handler
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.messages.json_fields import differing, path_of, path_text, rejoined
@@ -110,6 +112,25 @@ def test_a_large_body_comes_back_as_it_was(rows: int) -> None:
     made = propose(one, text=typed_text(one, changed))
     assert made.body == body.replace("3777.10", "1e5").encode()
     assert made.paths == ((("rows[3777].amount", "3777.10", "1e5"),) if rows == 4_000 else ())
+
+
+@dataclass
+class Amount:
+    amount: Decimal
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("allowed")
+def test_an_edit_that_does_not_fit_the_handlers_type_is_said_with_its_path() -> None:
+    @handler("typed.amounts")
+    def book(message: Delivery[Amount]) -> None:
+        """Nothing."""
+
+    one = record(body=b'{"amount": null}', queue="typed.amounts", handler="")
+    wrong, right = propose(one, text='{"amount": "8,50"}'), propose(one, text='{"amount": "8.50"}')
+
+    assert "does not fit Amount: $.amount: Invalid decimal string" in wrong.unread
+    assert right.unread == ""
 
 
 @pytest.mark.django_db
