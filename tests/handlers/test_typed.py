@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, assert_type
 from uuid import UUID
 
 import msgspec
@@ -183,6 +183,21 @@ class TestTheAnnotation:
 
         assert (found.id, found.obj) == ("rmq_retry.E009", "payments.charge")
         assert f'pip install "django-rmq-retry[{extra}]"' in found.msg
+
+    def test_a_type_checker_knows_the_data(self) -> None:
+        @handler("payments", type="a")
+        def charge(message: Delivery[DirectPayment]) -> Decimal:
+            # The linters check what is asserted here.
+            assert_type(message.data, DirectPayment)
+            return message.data.amount
+
+        @handler("payments", type="b")
+        def book(message: Delivery) -> object:
+            assert_type(message.data, Any)
+            return message.data
+
+        assert charge(message_of(DirectPayment(7, Decimal("9.90")), handler=charge)) == Decimal("9.90")
+        assert book(message_of({"id": 7}, handler=book)) == {"id": 7}
 
     def test_an_object_of_a_parameterized_delivery_is_a_plain_delivery(self) -> None:
         assert type(Delivery[Payment](queue="payments", body=b"")) is Delivery
