@@ -15,12 +15,15 @@ from types import ModuleType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints, is_typeddict
 
 from django_rmq_retry.errors import ConfigurationError, ExtraMissing, Misfit
+from django_rmq_retry.messages.celery_tasks import CeleryCall, CeleryTask
 from django_rmq_retry.messages.codecs import MAGNITUDE_LIMIT, Codec, Fit, Raw, Typed
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.texts import short
 
 MOST_PROBLEMS = 10
 PROBLEM_BYTES = 200
+OWN_DATA: dict[type, Any] = {Raw: bytes, CeleryTask: CeleryCall}
+"""What codecs give by themselves."""
 NAMES_DELIVERY = re.compile(r"\bDelivery\s*\[")
 KINDS = "a dataclass, a TypedDict, a msgspec.Struct or a pydantic model"
 
@@ -37,7 +40,7 @@ _RISKY = re.compile(rb'"[-+]?(?:[sS]?[nN][aA][nN]|[iI][nN][fF]|[0-9_.]+[eE])')
 def codec_for(function: Callable[..., object], codec: Codec, handler: str) -> Codec:
     """Return the codec of a handler: its own one, or around it the one that converts to the annotation's type."""
     kind = named_type(function, handler)
-    if kind is Any or kind is object or (kind is bytes and isinstance(codec, Raw)):
+    if kind in (Any, object, OWN_DATA.get(type(codec), Any)):
         return codec
     if isinstance(codec, Raw):
         raise ConfigurationError(

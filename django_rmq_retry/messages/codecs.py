@@ -96,6 +96,9 @@ class Raw:
 class Fit(Protocol):
     """A type that data are converted to, and back. Both raise Misfit for data that do not fit."""
 
+    schema: Mapping[str, object]
+    """The JSON Schema of the type."""
+
     def load(self, data: object, body: bytes) -> object:
         """Return the value of data that were decoded from this body."""
         ...
@@ -127,6 +130,9 @@ class Typed:
         except Misfit as misfit:
             # Without the exception behind it, whose text may have values of the message.
             raise InvalidBody(misfit, size=len(body)) from None
+
+    def schema(self) -> Mapping[str, object]:
+        return self.fit.schema
 
 
 def untyped(codec: Codec) -> Codec:

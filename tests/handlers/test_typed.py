@@ -1,5 +1,6 @@
 """Typed messages: what a handler's annotation names, it gets; what does not fit, is not sent and not run."""
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,11 +14,12 @@ import msgspec
 import pydantic
 import pytest
 
-from django_rmq_retry import Delivery, Handler, Json, OneShot, Raw, errors, handler
+from django_rmq_retry import CeleryTask, Delivery, Handler, Json, OneShot, Raw, errors, handler
 from django_rmq_retry.checks.settings import check_joining
 from django_rmq_retry.handlers.typed import codec_for
 from django_rmq_retry.messages import Properties, Reason
-from django_rmq_retry.messages.codecs import BodyLimits, Typed, decoded, untyped
+from django_rmq_retry.messages.celery_tasks import CeleryCall
+from django_rmq_retry.messages.codecs import BodyLimits, Described, Typed, decoded, untyped
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.testing import message_of
 from tests.consumer.attempts import Bench
@@ -169,7 +171,10 @@ class TestTheAnnotation:
     def test_raw_gives_bytes_and_no_other_type(self) -> None:
         raw = Raw()
 
+        celery = CeleryTask()
+
         assert codec_for(function(Delivery[bytes]), raw, "payments.charge") is raw
+        assert codec_for(function(Delivery[CeleryCall]), celery, "payments.charge") is celery
         with pytest.raises(errors.ConfigurationError) as caught:
             codec_for(function(Delivery[Payment]), raw, "payments.charge")
         assert "Write Delivery[bytes], or omit codec." in str(caught.value)
@@ -250,6 +255,11 @@ class TestPublishing:
         assert [where for where, _problem in error.misfit.problems] == [path]
         assert path in str(error)
         assert isinstance(error, errors.UnencodableData)
+
+    def test_the_schema_of_a_type_is_that_of_its_library(self) -> None:
+        for kind in (DirectPayment, PaymentDict, PaymentStruct, PaymentModel):
+            assert '"amount"' in json.dumps(codec_of(kind).schema())
+            assert isinstance(codec_of(kind), Described)
 
     def test_message_of_gives_a_handler_its_type(self) -> None:
         assert message_of({"id": 7, "amount": "9.90"}, handler=typed(Payment)).data == Payment(7, Decimal("9.90"))
