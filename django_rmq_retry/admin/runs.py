@@ -192,8 +192,9 @@ class RequeueRunAdmin(Pages):
             label = counted(_("Requeue the %(count)d that failed again…"), count=run.failed)
             buttons.append(self._again(request, run, "failed_of_run", label, run.failed))
         if unsent := _unsent_of_stopped(run):
-            exact = counted(_("Requeue the %(count)d that were not sent…"), count=unsent)
-            label = exact if unsent <= MOST_UNSENT_COUNTED else _("Requeue those that were not sent…")
+            label = _("Requeue those that were not sent…")
+            if unsent <= MOST_UNSENT_COUNTED:
+                label = counted(_("Requeue the %(count)d that were not sent…"), count=unsent)
             buttons.append(self._again(request, run, "unsent_of_run", label, unsent))
         export = self.address("requeuerun_export", run.pk)
         return [*buttons, Button(label=_("Export CSV"), address=export, why=refusal(request, "export"), post=True)]
@@ -218,15 +219,18 @@ def badge_of(run: RequeueRun, seen: broker_look.Look | None = None) -> SafeStrin
 
 
 def _unsent_of_stopped(run: RequeueRun) -> int:
-    """Return how many messages a stopped run has not sent that are still parked, up to a limit and one more.
+    """Return how many messages a stopped run has not sent that are still parked; above a limit, one more than it.
 
-    By their numbers: a join of both tables reads each pair of rows if the database has no statistics yet, as it has not
-    a few minutes after thousands were parked.
+    Up to the limit they are read by their numbers: a join of both tables reads each pair of rows if the database has no
+    statistics yet, as it has not a few minutes after thousands were parked.
     """
     if run.state != RunState.STOPPED or run.retries_of or not run.skipped:
         return 0
     unsent = RequeueItem.objects.filter(run=run, state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED)
     numbers = list(unsent.order_by("place").values_list("message", flat=True)[: MOST_UNSENT_COUNTED + 1])
+    if len(numbers) > MOST_UNSENT_COUNTED:
+        # Some of the first ones may have been resolved since, which says nothing of those behind them.
+        return len(numbers)
     parked = ParkedMessage.objects.filter(state=State.PARKED)
     return sum(parked.filter(pk__in=some).count() for some in in_slices(numbers, KEYS_AT_ONCE))
 
