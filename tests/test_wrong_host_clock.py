@@ -284,7 +284,7 @@ def tried(arrival: Delivery) -> Message:
     """The copy that a failed attempt makes of its message, on a thread like a consumer's."""
     consumer = consumer_of(registry.work_queues()).consumer
     with ThreadPoolExecutor(1) as pool:
-        copy = pool.submit(consumer._attempts.settlement, arrival).result(10).copy
+        copy = pool.submit(consumer._pipeline.attempt, arrival).result(10).copy
     assert copy is not None
     return copy
 

@@ -19,7 +19,7 @@ from django_rmq_retry.breakers.halts import Halts
 from django_rmq_retry.breakers.rates import RateGate
 from django_rmq_retry.breakers.table import BreakerTable, RateTable, database, process_name
 from django_rmq_retry.breakers.watch import Watch
-from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.consumer.attempt import AttemptPipeline
 from django_rmq_retry.consumer.consumer import Consumer, ConsumerLimits, Watchers
 from django_rmq_retry.consumer.drainer import Chore, Drainer, DrainerParts
 from django_rmq_retry.consumer.events import Events
@@ -78,7 +78,7 @@ def consumer(
     made = Consumer(
         work_queues,
         source,
-        Attempts(work_queues, surroundings),
+        AttemptPipeline(work_queues, surroundings),
         threads=threads,
         prefetch=prefetch,
         limits=limits,

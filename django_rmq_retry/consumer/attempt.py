@@ -47,7 +47,7 @@ OUTSIDE_FAILURE_SECONDS = 5.0
 """Seconds for which a message stays unacked after a failure outside its handler."""
 
 
-class Attempts:
+class AttemptPipeline:
     """Make attempts and keep the state of each message that stays unacked. Shared by all worker threads."""
 
     def __init__(self, work_queues: Sequence[WorkQueue], surroundings: Surroundings) -> None:
@@ -66,7 +66,7 @@ class Attempts:
         self.in_flight = set[AttemptState]()
         """The attempts that worker threads make now; copy it before reading it."""
 
-    def settlement(self, arrival: Delivery, begin: Callable[[Delivery], None] | None = None) -> Settlement:
+    def attempt(self, arrival: Delivery, begin: Callable[[Delivery], None] | None = None) -> Settlement:
         """Make the attempt and return its settlement. An exception raised here is for ``after_outside_failure``."""
         state = self._unacked.state_of(arrival)
         state.began = self._surroundings.clock()
@@ -75,7 +75,7 @@ class Attempts:
             return Settlement(instruction=Instruction.KEEP, hold=state.waits_until - state.began)
         self.in_flight.add(state)
         try:
-            self._attempt(state, begin)
+            self._take_steps(state, begin)
         except BaseException:
             self._unacked.keep(state, arrival)
             raise
@@ -83,7 +83,7 @@ class Attempts:
             self.in_flight.discard(state)
         return self._unacked.ended(state)
 
-    def _attempt(self, state: AttemptState, begin: Callable[[Delivery], None] | None) -> None:
+    def _take_steps(self, state: AttemptState, begin: Callable[[Delivery], None] | None) -> None:
         """Run the steps; an attempt that was interrupted after its handler returned resumes with the judgement."""
         with self._surroundings.with_connections():
             if state.outcome is not None and state.subscription is not None:
@@ -341,7 +341,7 @@ class Attempts:
         except BaseException:  # noqa: BLE001 - the handler has run: an answer that fails must not run it again
             log_failure("The answer cannot be encoded; the message is settled without it")
 
-    def key(self, arrival: Delivery) -> tuple[str, str] | None:
+    def read_key(self, arrival: Delivery) -> tuple[str, str] | None:
         """Return the handler's name and the ordering key of a message; None without a key or if it is unreadable."""
         # A strict-order queue is one key: the broker may deliver a message again while its handler runs.
         if arrival.queue in self._ordered:
@@ -425,10 +425,10 @@ class Attempts:
                 raise
             log.exception("A gate failed for a message that is given up; the messages behind it continue")
 
-    def hung_settlement(self, run: TimedRun) -> Settlement:
-        """Return the settlement as if the handler that hangs, or its ``order_by``, had raised DeadlineExceeded."""
+    def settle_hung(self, run: TimedRun) -> Settlement:
+        """Finish the attempt as if the handler that hangs, or its ``order_by``, had raised DeadlineExceeded."""
         state = _hung_state(run, self._surroundings.clock())
-        self._attempt(state, None)
+        self._take_steps(state, None)
         for other in self.in_flight.copy():
             if other.arrival.token is run.delivery.token:
                 self.in_flight.discard(other)

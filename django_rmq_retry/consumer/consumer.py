@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from django_rmq_retry import forks
 from django_rmq_retry.amqp.contracts import Source
 from django_rmq_retry.arguments import plural
-from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.consumer.attempt import AttemptPipeline
 from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.consumer.deadlines import SlowHandlers
 from django_rmq_retry.consumer.hung import HungHandlers
@@ -72,7 +72,7 @@ class Consumer:
         self,
         work_queues: Sequence[WorkQueue],
         source: Source,
-        attempts: Attempts,
+        pipeline: AttemptPipeline,
         *,
         threads: int,
         prefetch: int,
@@ -86,7 +86,7 @@ class Consumer:
         self._quota = None if most is None else Quota(most, last=self._last_begun)
         self._lines = tuple(line for work_queue in work_queues for line in consumed_lines(work_queue, held))
         self._source = source
-        self._attempts = attempts
+        self._pipeline = pipeline
         self._in_order = frozenset(line.queue for line in self._lines if line.in_order)
         self._slow = SlowHandlers()
         self._limits = limits
@@ -94,13 +94,13 @@ class Consumer:
         self._refusal = refusal
         self._threads = threads
         self._workers: Workers[Delivery] = Workers(threads, self._work if self._in_order else self._make)
-        self._sequencer = Sequencer(attempts.key, again=self._workers.add)
+        self._sequencer = Sequencer(pipeline.read_key, again=self._workers.add)
         self._over = False
         # A SimpleQueue, because signal handlers call stop(): Event.set() there could deadlock on its own lock.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._drained = threading.Event()
         self._code, self._lost_at, self._tries = Exit.DONE, 0.0, 0
-        self._hung_handlers = HungHandlers(attempts, source)
+        self._hung_handlers = HungHandlers(pipeline, source)
         self.why = ""
         """The reason why the consumer stops; empty while it runs."""
         self.server: Server | None = None
@@ -159,7 +159,7 @@ class Consumer:
 
     @property
     def in_flight(self) -> Sequence[AttemptState]:
-        return list(self._attempts.in_flight.copy())
+        return list(self._pipeline.in_flight.copy())
 
     def arrived(self, delivery: Delivery) -> None:
         if self._over:
@@ -171,7 +171,7 @@ class Consumer:
 
     def connected(self, server: Server) -> None:
         self.server, self.online, self._tries = server, True, 0
-        self._attempts.deadlines.strict = None if server.at_least(UNTIMED_SINCE) else STRICT_DEADLINE_SECONDS
+        self._pipeline.deadlines.strict = None if server.at_least(UNTIMED_SINCE) else STRICT_DEADLINE_SECONDS
         self._watchers.reached()
         refusal = self._refusal(server)
         if refusal:
@@ -224,12 +224,12 @@ class Consumer:
             return following
         forked = forks.count
         try:
-            settlement = self._attempts.settlement(delivery, None if quota is None else quota.begin)
+            settlement = self._pipeline.attempt(delivery, None if quota is None else quota.begin)
         except BaseException as error:  # noqa: BLE001 - no error may end the worker thread
             forks.end_since(forked, error)
             if self._hung_handlers.has_settled(delivery):
                 return None
-            settlement = self._attempts.after_outside_failure(delivery, error)
+            settlement = self._pipeline.after_outside_failure(delivery, error)
         # Not only handlers and hooks may fork: so may a policy's function, or a receiver of a signal.
         forks.end_since(forked)
         stays = settlement.instruction is Instruction.KEEP

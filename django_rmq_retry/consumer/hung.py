@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from contextlib import suppress
 
 from django_rmq_retry.amqp.contracts import Source
-from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.consumer.attempt import AttemptPipeline
 from django_rmq_retry.consumer.deadlines import TimedRun
 from django_rmq_retry.handlers.contracts import log_failure
 from django_rmq_retry.messages.message import Delivery
@@ -22,8 +22,8 @@ RECORD_SECONDS = 5.0
 class HungHandlers:
     """The hung handlers of one consumer. Its main thread calls these methods, a worker thread only ``has_settled``."""
 
-    def __init__(self, attempts: Attempts, source: Source) -> None:
-        self._attempts = attempts
+    def __init__(self, pipeline: AttemptPipeline, source: Source) -> None:
+        self._pipeline = pipeline
         self._source = source
         self._settled = set[Hashable]()
         """The tokens of messages that are settled without their handler."""
@@ -32,8 +32,8 @@ class HungHandlers:
 
     def look(self) -> Sequence[TimedRun]:
         """Return the runs that hang now; also replace a watcher of deadlines that has died."""
-        self._attempts.deadlines.keep_watch()
-        return self._attempts.deadlines.hung
+        self._pipeline.deadlines.keep_watch()
+        return self._pipeline.deadlines.hung
 
     def reason_to_stop(self, run: TimedRun) -> str:
         """Return why the process stops for this run, which the consumer logs."""
@@ -71,12 +71,12 @@ class HungHandlers:
 
     def _settle(self, run: TimedRun) -> None:
         self._settled.add(run.delivery.token)
-        if not self._attempts.deadlines.abandon(run):
+        if not self._pipeline.deadlines.abandon(run):
             # The handler has ended in the meantime, so its worker thread settles the message.
             self._settled.discard(run.delivery.token)
             return
         try:
-            self._source.settle(run.delivery, self._attempts.hung_settlement(run))
+            self._source.settle(run.delivery, self._pipeline.settle_hung(run))
         except Exception:
             log.exception(
                 "The attempt of a hanging handler cannot be recorded; its message returns to its queue, or is lost "

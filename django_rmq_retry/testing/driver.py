@@ -11,7 +11,7 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from django_rmq_retry.amqp.contracts import Line, Publisher
 from django_rmq_retry.breakers.gate import BreakerGate
-from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.consumer.attempt import AttemptPipeline
 from django_rmq_retry.consumer.lines import consumed_lines, consumed_queues, returned_as_copies
 from django_rmq_retry.consumer.sequencer import Sequencer
 from django_rmq_retry.consumer.surroundings import Surroundings
@@ -144,8 +144,8 @@ class Driver:
         self._ready: deque[Delivery] = deque()
         self._source: KitSource | None = None
         self._lines: tuple[Line, ...] = ()
-        self._made: Callable[[], Attempts | None] = lambda: None
-        self._attempts: Attempts | None = None
+        self._made: Callable[[], AttemptPipeline | None] = lambda: None
+        self._pipeline: AttemptPipeline | None = None
         self._breaker_gate: BreakerGate | None = None
         self._pauses = KitPauses(())
         self._keyed: frozenset[str] = frozenset()
@@ -165,8 +165,8 @@ class Driver:
             replace(work_queue, subscriptions=tuple(map(self._with_faults, work_queue.subscriptions)))
             for work_queue in work_queues
         ]
-        self._made = lambda: Attempts(faulty, surroundings)
-        self._attempts = self._made()
+        self._made = lambda: AttemptPipeline(faulty, surroundings)
+        self._pipeline = self._made()
         self._lines = tuple(line for work_queue in work_queues for line in consumed_lines(work_queue, prefetch))
         self._keyed = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.keyed)
         if self._source is not None:
@@ -246,18 +246,18 @@ class Driver:
         """Restart as a new process: unacked messages return, and all state in memory is lost."""
         if self._source is not None:
             self._source.die()
-            self._attempts = self._made()
+            self._pipeline = self._made()
         self._ready.clear()
         self._following = None
-        if self._attempts is not None:
-            self._sequencer = Sequencer(self._attempts.key)
+        if self._pipeline is not None:
+            self._sequencer = Sequencer(self._pipeline.read_key)
         self._source = self._broker.source(self._publisher)
         self._pauses.attach(self._source, self._ready, self._sequencer)
         self._source.start(self._lines, self)
 
     def _work_one(self) -> bool:
-        source, attempts = self._source, self._attempts
-        if source is None or attempts is None:
+        source, pipeline = self._source, self._pipeline
+        if source is None or pipeline is None:
             return False
         source.poll()
         self._raise_what_escaped()
@@ -268,7 +268,7 @@ class Driver:
             return True
         # A handler may call another one, whose attempt must not take this attempt's fault.
         outer = self._take_fault()
-        settlement = attempts.settlement(delivery)
+        settlement = pipeline.attempt(delivery)
         fault, self._fault = self._take_fault(), outer
         stays = settlement.instruction is Instruction.KEEP
         self._following = self._sequencer.keep(delivery) if stays else self._sequencer.done(delivery)

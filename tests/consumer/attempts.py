@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django_rmq_retry import Delivery, Fixed, Json, Queue, RetryThenPark
-from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.consumer.attempt import AttemptPipeline
 from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.handlers import Match, Subscription, WorkQueue, work_queues_of
 from django_rmq_retry.handlers.contracts import FinishedAttempt
@@ -23,9 +23,9 @@ def surroundings(*journals: Any, **parts: Any) -> Surroundings:
     return Surroundings(**{"with_connections": nullcontext, "journals": journals, **still, **parts})
 
 
-def attempts_of(*handlers: Subscription, journals: tuple[Any, ...] = (), **parts: Any) -> Attempts:
-    """The attempts of these handlers, in such surroundings."""
-    return Attempts(work_queues_of(handlers), surroundings(*journals, **parts))
+def pipeline_of(*handlers: Subscription, journals: tuple[Any, ...] = (), **parts: Any) -> AttemptPipeline:
+    """The pipeline of these handlers, in such surroundings."""
+    return AttemptPipeline(work_queues_of(handlers), surroundings(*journals, **parts))
 
 
 def finished(
@@ -70,11 +70,11 @@ class Bench:
     chance: Callable[[], float] = lambda: 0.0
 
     def settle(self, arrival: Delivery | None = None) -> Settlement:
-        return self.attempts().settlement(delivery() if arrival is None else arrival)
+        return self.pipeline().attempt(delivery() if arrival is None else arrival)
 
-    def attempts(self, *others: Subscription) -> Attempts:
-        """The attempts of this handler, or of other ones at its place."""
-        return Attempts(work_queues_of(others) if others else self.work_queues(), self.surroundings())
+    def pipeline(self, *others: Subscription) -> AttemptPipeline:
+        """The pipeline of this handler, or of other ones at its place."""
+        return AttemptPipeline(work_queues_of(others) if others else self.work_queues(), self.surroundings())
 
     def surroundings(self) -> Surroundings:
         return surroundings(self.book, with_connections=self.with_connections, chance=self.chance, **self.options)

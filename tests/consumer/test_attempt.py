@@ -588,18 +588,18 @@ def test_an_auto_acked_message_is_never_parked(match: Match) -> None:
         ack="auto",
     )
     bench = Bench()
-    attempts = bench.attempts(made)
+    pipeline = bench.pipeline(made)
 
-    assert attempts.settlement(delivery()) == DONE
-    assert attempts.settlement(delivery(body=b"no json")) == DONE
+    assert pipeline.attempt(delivery()) == DONE
+    assert pipeline.attempt(delivery(body=b"no json")) == DONE
     assert [note.verdict.kind for note in bench.book.notes] == [Kind.DISCARD, Kind.DISCARD]
 
 
 def test_attempts_of_an_unacked_message_continue_to_count() -> None:
     bench, arrival = Bench(policy=StopTheLine(backoff=Fixed(3)), act=raising(Broken())), delivery()
-    attempts = bench.attempts()
+    pipeline = bench.pipeline()
     for _ in range(3):
-        attempts.settlement(arrival)
+        pipeline.attempt(arrival)
 
     assert [note.delivery.attempt for note in bench.book.notes] == [1, 2, 3]
 
@@ -620,19 +620,19 @@ def test_a_halted_message_redelivered_on_another_channel_keeps_its_count(back: D
         act=raising(Broken()),
         options={"clock": lambda: 3600.0 * next(hours)},
     )
-    attempts, arrival = bench.attempts(), delivery(body=b"1")
-    attempts.settlement(arrival)
-    attempts.settlement(arrival)
-    attempts.settlement(back)
+    pipeline, arrival = bench.pipeline(), delivery(body=b"1")
+    pipeline.attempt(arrival)
+    pipeline.attempt(arrival)
+    pipeline.attempt(back)
 
     assert bench.book.notes[-1].delivery.attempt == number
 
 
 def test_a_halted_message_that_comes_again_in_its_wait_is_not_attempted_before_its_time() -> None:
     bench, arrival = Bench(policy=StopTheLine(backoff=Fixed(60)), act=raising(Broken())), delivery(body=b"1")
-    attempts = bench.attempts()
-    attempts.settlement(arrival)
-    kept = attempts.settlement(delivery(body=b"1", redelivered=True))
+    pipeline = bench.pipeline()
+    pipeline.attempt(arrival)
+    kept = pipeline.attempt(delivery(body=b"1", redelivered=True))
 
     assert (kept.instruction, kept.copy, len(bench.book.notes)) == (Instruction.KEEP, None, 1)
     assert 30 < kept.hold <= 60
@@ -647,9 +647,9 @@ def test_an_equal_next_message_starts_its_own_attempts() -> None:
             raise error
 
     bench, first = Bench(policy=StopTheLine(backoff=Fixed(3)), act=act), delivery()
-    attempts = bench.attempts()
+    pipeline = bench.pipeline()
     for arrival in (first, first, delivery(), delivery(redelivered=True)):
-        attempts.settlement(arrival)
+        pipeline.attempt(arrival)
 
     assert [note.delivery.attempt for note in bench.book.notes] == [1, 2, 1, 1]
 
@@ -663,9 +663,9 @@ def test_each_attempt_gets_the_data_unchanged() -> None:
         raise Broken
 
     bench, arrival = Bench(policy=StopTheLine(backoff=Fixed(3)), act=act), delivery(body=b'{"amount": 5}')
-    attempts = bench.attempts()
-    attempts.settlement(arrival)
-    attempts.settlement(arrival)
+    pipeline = bench.pipeline()
+    pipeline.attempt(arrival)
+    pipeline.attempt(arrival)
 
     assert seen == [{"amount": 5}, {"amount": 5}]
 
@@ -685,17 +685,17 @@ def test_the_state_of_a_requeued_message_is_dropped() -> None:
         raise Broken("no bank")
 
     def settle_unrecorded(arrival: Delivery) -> None:
-        halted.settlement(arrival)
+        halted.attempt(arrival)
         bench.book.notes.clear()
 
     keyed = Subscription(
         name="post", run=fail, queue=Queue("accounts"), policy=PLAIN, park="parked", order_by=lambda _: "A"
     )
     bench = Bench(policy=StopTheLine(backoff=Fixed(60)), act=fail)
-    waiting = bench.attempts(keyed)
-    halted = bench.attempts()
+    waiting = bench.pipeline(keyed)
+    halted = bench.pipeline()
 
-    assert dropped(waiting.key, queue="accounts")
-    assert dropped(waiting.key, queue="accounts", body=b"{")
+    assert dropped(waiting.read_key, queue="accounts")
+    assert dropped(waiting.read_key, queue="accounts", body=b"{")
     assert dropped(lambda one: waiting.after_outside_failure(one, Broken("the gate")), queue="accounts")
     assert dropped(settle_unrecorded)

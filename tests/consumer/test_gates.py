@@ -11,7 +11,7 @@ from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.call import Unready
 from django_rmq_retry.messages import DONE, Reason, Settlement
 from django_rmq_retry.policies import ACK, Verdict, park, retry
-from tests.consumer.attempts import attempts_of
+from tests.consumer.attempts import pipeline_of
 from tests.handlers.factories import delivery
 
 SPARED = retry(0.0, counted=False)
@@ -43,7 +43,7 @@ def attempts(act: Callable[[Delivery], object], noted: list[Verdict], *gates: On
         name="h", run=act, queue=Queue("payments"), policy=RetryThenPark(), park="payments.parked", rate=100.0
     )
     events = Events(lambda: 1.0, [lambda attempt: noted.append(attempt.verdict)])
-    return attempts_of(one, journals=(events,), gates=gates).settlement
+    return pipeline_of(one, journals=(events,), gates=gates).attempt
 
 
 def test_a_gate_that_was_notified_is_not_notified_again() -> None:

@@ -16,7 +16,7 @@ from django_rmq_retry.messages import Reason, Settlement, encode_properties
 from django_rmq_retry.messages.parked_copy import ParkedCopy
 from django_rmq_retry.messages.tracebacks import Grouping, named_fingerprint, untraced
 from django_rmq_retry.policies import Kind, Policy, park
-from tests.consumer.attempts import Book, attempts_of
+from tests.consumer.attempts import Book, pipeline_of
 from tests.handlers.factories import delivery, subscription
 from tests.messages.exceptions import BankDown, Unprintable, deep, odd_names, post
 from tests.messages.parked_copies import read_back
@@ -42,7 +42,7 @@ def settled(
         fingerprint=fingerprint,
         match=match or Match(),
     )
-    return attempts_of(made, journals=(book or Book(),)).settlement(arrival)
+    return pipeline_of(made, journals=(book or Book(),)).attempt(arrival)
 
 
 def parked(act: Callable[[Delivery], object], arrival: Delivery | None = None, **options: Any) -> ParkedCopy:

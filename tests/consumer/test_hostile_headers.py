@@ -27,7 +27,7 @@ from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.messages import Headers, Instruction, Properties, decode_properties, encode_properties
 from django_rmq_retry.messages.parked_copy import ROOM_BYTES, set_aside
 from django_rmq_retry.policies import Policy
-from tests.consumer.attempts import Book, attempts_of
+from tests.consumer.attempts import Book, pipeline_of
 from tests.handlers.factories import subscription
 from tests.messages.hostile_headers import NAMES, headers
 from tests.messages.parked_copies import read_back, requeued_copy
@@ -78,10 +78,10 @@ def parked_in_the_end(policy: Policy, raw: bytes, *, redelivered: bool) -> Messa
     book = Book(notes_acks=False)
     one = subscription(policy, queue=QUEUE)
     object.__setattr__(one, "run", failing)
-    attempts = attempts_of(one, journals=(book,), chance=lambda: 0.5, check=check_writable)
+    pipeline = pipeline_of(one, journals=(book,), chance=lambda: 0.5, check=check_writable)
     delivery = delivered(BODY, raw, redelivered=redelivered)
     for number in range(1, MOST + 1):
-        settlement = attempts.settlement(delivery)
+        settlement = pipeline.attempt(delivery)
         reasons = [note.verdict.reason for note in book.notes]
         assert "unsettled" not in reasons, book.notes[-1].verdict.detail
         copy = settlement.copy

@@ -12,7 +12,7 @@ from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Unready
 from django_rmq_retry.messages import DONE, Reason, Settlement
 from django_rmq_retry.policies import DUPLICATE, Kind, Verdict, park
-from tests.consumer.attempts import attempts_of
+from tests.consumer.attempts import pipeline_of
 from tests.handlers.factories import delivery
 
 CHARGE = Subscription(
@@ -52,7 +52,7 @@ def attempts(
 
     one = replace(CHARGE, breaker=Breaker(share=0.5)) if gate else CHARGE
     journals, gates = (events or Events(lambda: 1.0),), () if gate is None else (gate,)
-    return attempts_of(one, journals=journals, gates=gates, once=once).settlement
+    return pipeline_of(one, journals=journals, gates=gates, once=once).attempt
 
 
 def test_a_duplicate_is_acknowledged_and_counted() -> None:
@@ -98,7 +98,7 @@ def test_an_unavailable_database_is_an_uncounted_retry_for_the_gate() -> None:
 
 
 def test_unavailability_is_logged_in_one_line_and_failures_with_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    bench = attempts_of(CHARGE)
+    bench = pipeline_of(CHARGE)
     bench.after_outside_failure(delivery(), Unready("No database."))
     bench.after_outside_failure(delivery(), OSError("the disk is full"))
 

@@ -80,18 +80,18 @@ class Patient:
         self.rmq.advance(seconds)
 
     def take_on(self) -> None:
-        attempts = self.rmq._driver._attempts
-        assert attempts is not None
-        attempts._surroundings = replace(attempts._surroundings, away=_away)
-        settlement = attempts.settlement
+        pipeline = self.rmq._driver._pipeline
+        assert pipeline is not None
+        pipeline._surroundings = replace(pipeline._surroundings, away=_away)
+        attempt = pipeline.attempt
 
         def settled(arrival: Delivery, begin: Any = None) -> Settlement:
             try:
-                return settlement(arrival, begin)
+                return attempt(arrival, begin)
             except (OperationalError, gate.NotStored, Unready) as error:
-                return attempts.after_outside_failure(arrival, error)
+                return pipeline.after_outside_failure(arrival, error)
 
-        attempts.settlement = settled  # type: ignore[method-assign]
+        pipeline.attempt = settled  # type: ignore[method-assign]
 
 
 def test_a_waiting_message_that_cannot_return_to_its_queue_is_parked(bank: Bank, rmq: RmqTest) -> None:

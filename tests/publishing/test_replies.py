@@ -38,7 +38,7 @@ from django_rmq_retry.publishing.calls import acall, call
 from django_rmq_retry.publishing.options import PublishOptions
 from tests.amqp.declared import declare
 from tests.amqp.live import io_thread, publisher_on, source_on
-from tests.consumer.attempts import attempts_of
+from tests.consumer.attempts import pipeline_of
 from tests.handlers.factories import topology_of
 from tests.tooling.brokers import using_broker
 from tests.tooling.vhosts import Vhost
@@ -68,7 +68,7 @@ def subscribed(run: Callable[[Delivery], object] = quote, codec: Codec = JSON) -
 def served(subscription: Subscription) -> Iterator[Subscription]:
     """Somebody consumes, for as long as it is asked."""
     events = Events(time.time)
-    attempts = attempts_of(
+    pipeline = pipeline_of(
         subscription,
         journals=(events,),
         reply_to=settings().reply_to,
@@ -81,7 +81,7 @@ def served(subscription: Subscription) -> Iterator[Subscription]:
     with io_thread() as io:
         publisher = publisher_on(io, url)
         source, made, limits = source_on(io, url, publisher), work_queues_of([subscription]), ConsumerLimits(shutdown=5)
-        consumer = Consumer(made, source, attempts, threads=2, prefetch=5, limits=limits)
+        consumer = Consumer(made, source, pipeline, threads=2, prefetch=5, limits=limits)
         codes: list[int] = []
         thread = threading.Thread(target=lambda: codes.append(consumer.run()))
         thread.start()
