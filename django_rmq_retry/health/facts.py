@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, Error, connections, router
-from django.db.models import Count, Exists, IntegerField, Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models import Count, Exists, IntegerField, Max, Min, OuterRef, QuerySet, Subquery, Sum
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.halts import halted
@@ -151,7 +151,7 @@ class Survey:
     apart: timedelta = timedelta()
     """Time by which the database's clock is ahead of this host's."""
     stopped: tuple[QueueControl, ...] = ()
-    """Queues that an operator has paused or a breaker has stopped."""
+    """Queues that a pause or a breaker stops; a pause may have ended while the breaker is still open."""
     halted: tuple[QueueControl, ...] = ()
     """Strict-order queues that are stopped because their first message fails."""
     approvals: ApprovalCounts = ApprovalCounts()
@@ -185,8 +185,7 @@ def survey(*, page: bool = False) -> Survey:
     if not page and not {model._meta.db_table for model in (ParkedMessage, QueueControl)} <= tables:  # noqa: SLF001 - documented
         raise Unmigrated(alias)
     apart, now = database_clock.ahead(alias), database_clock.now(alias)
-    of_stopped = Q(opened=True) | Q(paused=True) & (Q(until=None) | Q(until__gt=now))
-    stopped = tuple(QueueControl.objects.filter(of_stopped).order_by("queue"))
+    stopped = tuple(QueueControl.objects.stopped(now).order_by("queue"))
     origins = parked_origins()
     parked_now, silent = parked(now, [one.queue for one in stopped], origins)
     pending = outbox_if_read() if page else outbox()

@@ -11,6 +11,7 @@ from django.db import connections
 from django_rmq_retry.amqp.inspection import LAG_SECONDS
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.arguments import plural
+from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health.condition import Condition, waiting_by_home
 from django_rmq_retry.health.facts import Survey
@@ -211,20 +212,7 @@ def _survey_data(survey: Survey | None) -> Mapping[str, object]:
     """Return the database's figures as JSON data; None stands for an unknown value."""
     if survey is None:
         return dict.fromkeys(("parked", "runs", "outbox", "blocked", "stopped", "halted"))
-    stopped = [
-        {
-            "queue": one.queue,
-            "paused": one.paused,
-            "by": one.by,
-            "reason": one.reason,
-            "since": utc(one.since),
-            "until": utc(one.until),
-            "breaker_open": one.opened,
-            "cause": one.cause,
-            "open_since": utc(one.opened_at) if one.opened else None,
-        }
-        for one in survey.stopped
-    ]
+    stopped = [_stopped_data(one, survey.at) for one in survey.stopped]
     halted = [
         {
             "queue": one.queue,
@@ -240,6 +228,22 @@ def _survey_data(survey: Survey | None) -> Mapping[str, object]:
     for part in parts.values():
         part["oldest"] = utc(part["oldest"])
     return {**parts, "runs": len(survey.runs), "stopped": stopped, "halted": halted}
+
+
+def _stopped_data(control: QueueControl, now: datetime) -> Mapping[str, object]:
+    """Return what stops a queue; of a pause that has ended while the breaker is open nothing is said."""
+    paused = state_of(control).is_paused(now.timestamp())
+    return {
+        "queue": control.queue,
+        "paused": paused,
+        "by": control.by if paused else "",
+        "reason": control.reason if paused else "",
+        "since": utc(control.since) if paused else None,
+        "until": utc(control.until) if paused else None,
+        "breaker_open": control.opened,
+        "cause": control.cause,
+        "open_since": utc(control.opened_at) if control.opened else None,
+    }
 
 
 def _queue_data(seen: BrokerStatus, row: Judged) -> Mapping[str, object]:

@@ -4,12 +4,20 @@ import hashlib
 from datetime import datetime, timedelta
 
 from django.db import models
+from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 SILENT_AFTER = timedelta(seconds=12)
 """The time without a heartbeat, of which two were due, after which nobody says of a process that it runs."""
 VANISHED_AFTER = timedelta(seconds=30)
 """The time without a heartbeat after which a process counts as vanished."""
+
+
+class QueueControls(models.QuerySet["QueueControl"]):
+    def stopped(self, now: datetime) -> "QueueControls":
+        """Return the queues that a pause or a breaker stops, as ``QueueState.state`` tells it of one row."""
+        paused = Q(paused=True) & (Q(until=None) | Q(until__gt=now))
+        return self.filter(paused | Q(opened=True))
 
 
 class QueueControl(models.Model):
@@ -41,6 +49,8 @@ class QueueControl(models.Model):
     halted_attempt = models.PositiveIntegerField(null=True, blank=True)
     halted_error = models.CharField(max_length=600, blank=True, db_default="", default="")
     halted_message = models.CharField(max_length=255, blank=True, db_default="", default="")
+
+    objects = QueueControls.as_manager()
 
     class Meta:
         verbose_name = _("queue")

@@ -53,7 +53,7 @@ def pause(queue: str, actor: Actor, *, reason: str, until: datetime | None = Non
     if until is not None and until <= now:
         raise Refused(_("The time at which the queue resumes is in the past."))
     control = _locked_control(queue)
-    kept = control.paused and (control.until is None or control.until > now)
+    kept = state_of(control).is_paused(now.timestamp())
     control.paused, control.by, control.reason = True, actor.name, short(reason.strip(), REASON_LIMIT)
     control.since, control.until = control.since if kept else now, until
     control.save(update_fields=PAUSE_COLUMNS)

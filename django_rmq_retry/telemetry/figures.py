@@ -19,6 +19,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.levels import Level, gauge
 from django_rmq_retry.amqp.session import Session
+from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_connections import Unanswered
 from django_rmq_retry.handlers import registry
@@ -210,7 +211,8 @@ class Figures(Recurring):
         yield _by("requeue_runs", "Requeue runs that have not ended, by state.", "state", runs)
 
     def _of_stops(self, survey: Survey) -> Iterator[Family]:
-        paused = {one.queue for one in survey.stopped if one.paused}
+        now = survey.at.timestamp()
+        paused = {one.queue for one in survey.stopped if state_of(one).is_paused(now)}
         opened = {one.queue for one in survey.stopped if one.opened}
         halted = {one.queue for one in survey.halted}
         queues = [one.queue.name for one in self._work_queues]

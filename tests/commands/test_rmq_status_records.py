@@ -168,6 +168,17 @@ def test_an_open_breaker_is_one_problem() -> None:
     assert told.lines[0] == ["1 problem, 1 warning."]
 
 
+def test_a_pause_that_has_ended_is_not_reported_beside_an_open_breaker() -> None:
+    ended = {"paused": True, "by": "ann", "reason": "bank closed", "since": ago(hours=2), "until": ago(hours=1)}
+    QueueControl.objects.create(
+        queue="payments.charge", opened=True, cause="BankDown", opened_at=ago(minutes=1), **ended
+    )
+    [stopped] = run("rmq_status", "--json").data["stopped"]
+
+    assert (stopped["paused"], stopped["breaker_open"]) == (False, True)
+    assert [stopped[name] for name in ("by", "reason", "since", "until")] == ["", "", None, None]
+
+
 def test_a_queue_that_differs_from_its_declaration_is_a_problem(amqp: BlockingChannel) -> None:
     amqp.queue_delete("payments.charge.retry.10s")
     amqp.queue_declare("payments.charge.retry.10s", durable=True)
