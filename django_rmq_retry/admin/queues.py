@@ -18,7 +18,7 @@ from django_rmq_retry.admin.pages import Pages, refusal, requires
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.halts import halted
-from django_rmq_retry.breakers.queue_state import FLOWING, OPEN, PAUSED, PROBING, QueueState
+from django_rmq_retry.breakers.queue_state import Flow, QueueState
 from django_rmq_retry.health.condition import STOPPED_BY, Condition, waiting_by_home
 from django_rmq_retry.health.facts import parked_in
 from django_rmq_retry.health.problems import Judged, Limits, Queues, excused, in_halts
@@ -40,7 +40,7 @@ SEARCHED = 20
 """More queues than these have a search field."""
 KINDS = {Severity.ERROR: "parked", Severity.WARNING: "on-hold", Severity.INFORMATION: "processed"}
 """The class of the style sheet that has the colour of a badge."""
-KINDS_OF_STOPPED = {PAUSED: "on-hold", OPEN: "parked", PROBING: "requeued"}
+KINDS_OF_STOPPED = {Flow.PAUSED: "on-hold", Flow.OPEN: "parked", Flow.PROBING: "requeued"}
 
 
 def badge(condition: Condition, text: Any = None) -> tuple[str, str, Any]:
@@ -65,7 +65,7 @@ class StoppedBadge:
     @classmethod
     def of(cls, one: QueueState, now: float, read: frozenset[str] | None) -> "StoppedBadge | None":
         """Return the badge of a queue; None while nothing has stopped it. ``read`` has the queues with consumers."""
-        if (state := one.state(now)) == FLOWING:
+        if (state := one.state(now)) is Flow.FLOWING:
             return None
         sign, label = STOPPED_BY[state]
         why = one.explanation(now, read=read is None or one.queue in read)
@@ -90,7 +90,7 @@ class StoppedQueues:
     def of_states(cls, states: Sequence[QueueState], now: float, read: frozenset[str] | None) -> "StoppedQueues":
         badges = {one.queue: shown for one in states if (shown := StoppedBadge.of(one, now, read))}
         for one in states:
-            if one.state(now) == PAUSED:
+            if one.state(now) is Flow.PAUSED:
                 by = _("paused by %(name)s") % {"name": one.by or "?"}
                 badges[one.queue] = replace(badges[one.queue], label=by)
         return cls(badges=badges, excused=excused(states, now))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 
 from django.utils import timezone
 from django.utils.formats import date_format
@@ -10,9 +11,19 @@ from django.utils.translation import ngettext
 
 from django_rmq_retry.policies.breaker import CLOSED, Circuit
 
-FLOWING, PAUSED, OPEN, PROBING = "flowing", "paused", "open", "probing"
 CLOCK_SKEW_SECONDS = 60.0
 """Seconds by which the clocks of hosts may differ, before a time further ahead is ignored."""
+
+
+class Flow(StrEnum):
+    """Whether the messages of a queue flow, and what stops them if they do not."""
+
+    FLOWING = "flowing"
+    PAUSED = "paused"
+    OPEN = "open"
+    """Stopped by its breaker."""
+    PROBING = "probing"
+    """Stopped by its breaker, which lets one message through to find out whether it can close."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,18 +43,17 @@ class QueueState:
         """Return True while an operator's pause keeps the queue from being consumed."""
         return self.paused and (self.until is None or now < self.until)
 
-    def state(self, now: float) -> str:
-        """Return ``flowing``, ``paused``, ``open`` (by its breaker) or ``probing``."""
+    def state(self, now: float) -> Flow:
         if self.is_paused(now):
-            return PAUSED
+            return Flow.PAUSED
         if not self.circuit.opened:
-            return FLOWING
-        return PROBING if self.circuit.prober and now < self.circuit.probe_until else OPEN
+            return Flow.FLOWING
+        return Flow.PROBING if self.circuit.prober and now < self.circuit.probe_until else Flow.OPEN
 
     def resumes_at(self, now: float) -> float | None:
         """Return the time of the next automatic change, the end of the pause or the next probe; None without one."""
         state = self.state(now)
-        return self.until if state == PAUSED else self.circuit.probe_at if state == OPEN else None
+        return self.until if state is Flow.PAUSED else self.circuit.probe_at if state is Flow.OPEN else None
 
     def overdue(self, now: float) -> float:
         """Return the seconds since the next probe was due; near 0 while a consumer reads an open breaker's queue."""
@@ -55,15 +65,15 @@ class QueueState:
         Without ``read`` no living consumer reads the queue, so nobody probes its breaker.
         """
         state = self.state(now)
-        if state == PAUSED:
+        if state is Flow.PAUSED:
             return self._why_paused()
-        return "" if state == FLOWING else f"{self._why_open()} {self.next_probe(now, read=read)}"
+        return "" if state is Flow.FLOWING else f"{self._why_open()} {self.next_probe(now, read=read)}"
 
     def next_probe(self, now: float, *, read: bool = True) -> str:
         """Return a sentence on the probe of an open breaker: when it is, or that nobody makes one."""
         if not read:
             return _("Nobody probes it: no consumer of this queue is alive.")
-        if self.state(now) == PROBING:
+        if self.state(now) is Flow.PROBING:
             return _("A probe is in flight now.")
         at = self.circuit.probe_at
         text = _("Next probe at %(time)s.") if now <= at else _("The next probe has been due since %(time)s.")

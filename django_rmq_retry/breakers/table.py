@@ -11,7 +11,7 @@ from django.db import IntegrityError, router, transaction
 from django.db.models import Q
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.breakers.queue_state import FLOWING, QueueState
+from django_rmq_retry.breakers.queue_state import Flow, QueueState
 from django_rmq_retry.breakers.rates import AHEAD_SECONDS, first_free
 from django_rmq_retry.models import HandlerRate, QueueControl
 from django_rmq_retry.policies.breaker import CLOSED, Circuit
@@ -34,7 +34,7 @@ def now() -> float:
 
 def stopped(queues: Iterable[str], at: float) -> list[QueueState]:
     """Return the states of the queues that an operator or a breaker has stopped at the given time."""
-    return [one for one in states(queues).values() if one.state(at) != FLOWING]
+    return [one for one in states(queues).values() if one.state(at) is not Flow.FLOWING]
 
 
 def state_of(row: QueueControl) -> QueueState:

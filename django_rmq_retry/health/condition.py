@@ -12,7 +12,7 @@ from django.utils.translation import pgettext_lazy
 
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.attempts.history import waiting
-from django_rmq_retry.breakers.queue_state import OPEN, PAUSED, PROBING
+from django_rmq_retry.breakers.queue_state import Flow
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of, waiting_queues_of
 from django_rmq_retry.health.facts import MOST_SURVEYED_MESSAGES
@@ -93,10 +93,10 @@ _SHOWN: Mapping[Condition, tuple[str, Any]] = {
     Condition.RUNNING: ("✓", _("OK")),
 }
 """The sign of each condition, by its severity where somebody may have to act, and its word."""
-STOPPED_BY: Mapping[str, tuple[str, Any]] = {
-    PAUSED: _SHOWN[Condition.STOPPED],
-    OPEN: ("✕", pgettext_lazy("queue", "breaker open")),
-    PROBING: ("…", pgettext_lazy("queue", "breaker half-open, probe in flight")),
+STOPPED_BY: Mapping[Flow, tuple[str, Any]] = {
+    Flow.PAUSED: _SHOWN[Condition.STOPPED],
+    Flow.OPEN: ("✕", pgettext_lazy("queue", "breaker open")),
+    Flow.PROBING: ("…", pgettext_lazy("queue", "breaker half-open, probe in flight")),
 }
 """The same for a queue that is stopped, by what stops it."""
 

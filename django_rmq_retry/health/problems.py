@@ -15,7 +15,7 @@ from django_rmq_retry import conf, database_clock
 from django_rmq_retry.amqp.declarer import MOVING
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.arguments import plural
-from django_rmq_retry.breakers.queue_state import PAUSED, QueueState
+from django_rmq_retry.breakers.queue_state import Flow, QueueState
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
@@ -79,7 +79,7 @@ def excused(states: Iterable[QueueState], now: float) -> frozenset[str]:
     """Return the queues that need no consumer: paused ones, and those whose breaker is probed in time."""
     late = PROBE_OVERDUE.total_seconds()
     return frozenset(
-        one.queue for one in states if one.state(now) == PAUSED or (one.circuit.opened and one.overdue(now) < late)
+        one.queue for one in states if one.state(now) is Flow.PAUSED or (one.circuit.opened and one.overdue(now) < late)
     )
 
 

@@ -4,7 +4,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.breakers import table
-from django_rmq_retry.breakers.queue_state import FLOWING
+from django_rmq_retry.breakers.queue_state import Flow
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management.command import Options, RmqCommand, add_option, add_yes, check_known
 from django_rmq_retry.management.parked_choice import confirm_number
@@ -98,7 +98,7 @@ def _preview(command: RmqCommand, found: WaitingReport, chosen: RequeueOptions, 
 def _say_stopped(command: RmqCommand, queue: str, options: Options) -> None:
     now = table.now()
     [state] = [one.state(now) for one in controls.queue_states() if one.queue == queue]
-    if state != FLOWING:
+    if state is not Flow.FLOWING:
         command.say(f"Queue {queue} is {state}: what is sent waits there. See manage.py rmq_queue list.")
     broker = broker_connections.connections.target_queues(options["timeout"])
     try:

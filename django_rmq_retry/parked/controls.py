@@ -7,7 +7,7 @@ from django.db import router
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.breakers.queue_state import FLOWING, QueueState
+from django_rmq_retry.breakers.queue_state import Flow, QueueState
 from django_rmq_retry.breakers.table import columns_of, state_of, states
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.texts import short
@@ -71,7 +71,7 @@ def resume(queue: str, actor: Actor, *, reason: str = "", seen: Mapping[str, flo
     _check_has_handler(queue)
     control = _locked_control(queue)
     known = state_of(control)
-    if known.state(database_clock.now(router.db_for_write(QueueControl)).timestamp()) == FLOWING:
+    if known.state(database_clock.now(router.db_for_write(QueueControl)).timestamp()) is Flow.FLOWING:
         raise Outdated(_("Nothing was changed: queue %(queue)s is already running.") % {"queue": queue})
     present = {"opened": known.circuit.since, "paused": known.since if known.paused else 0.0}
     if seen is not None and seen != present:

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from django_rmq_retry.breakers.queue_state import FLOWING
+from django_rmq_retry.breakers.queue_state import Flow
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.models import QueueControl
 
@@ -22,4 +22,4 @@ def test_the_query_for_stopped_queues_finds_those_whose_state_is_stopped(ends: s
     stops = opened or (paused and ends in {"never", "later"})
 
     assert QueueControl.objects.stopped(NOW).exists() is stops
-    assert (state_of(row).state(NOW.timestamp()) != FLOWING) is stops
+    assert (state_of(row).state(NOW.timestamp()) is not Flow.FLOWING) is stops

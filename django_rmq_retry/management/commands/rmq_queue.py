@@ -6,7 +6,7 @@ from functools import partial
 from django.core.management.base import CommandParser
 
 from django_rmq_retry.breakers import table
-from django_rmq_retry.breakers.queue_state import FLOWING, OPEN, QueueState
+from django_rmq_retry.breakers.queue_state import Flow, QueueState
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management import early_runs
 from django_rmq_retry.management.accounts import actor_of, add_user
@@ -17,7 +17,7 @@ from django_rmq_retry.parked import controls
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Outdated
 
-STATE_STYLES = {FLOWING: "SUCCESS", OPEN: "ERROR"}
+STATE_STYLES = {Flow.FLOWING: "SUCCESS", Flow.OPEN: "ERROR"}
 
 
 class Command(RmqCommand):
