@@ -16,7 +16,16 @@ from django_rmq_retry.markup import counted
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from django_rmq_retry.parked.edit import editable_text, laid_out
-from django_rmq_retry.parked.edit_many import MOST_EDITED, Act, Fit, PathChange, fits, others_of, paths_of, store_many
+from django_rmq_retry.parked.edit_many import (
+    MOST_EDITED,
+    Act,
+    EditResult,
+    PathChange,
+    fits,
+    others_of,
+    paths_of,
+    store_many,
+)
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import NEEDED, Actor, Refused
 from django_rmq_retry.parked.selection import TOKEN_SECONDS, Selection
@@ -44,7 +53,7 @@ def view(pages: Pages, request: HttpRequest, selection: Selection, _left: LeftOu
         value=form.get("value", ""),
         number=bool(form.get("number")),
     )
-    why_not, wrong, results = forbidden(request, selection, *NEEDED["bulk_edit"]), "", list[Fit]()
+    why_not, wrong, results = forbidden(request, selection, *NEEDED["bulk_edit"]), "", list[EditResult]()
     if request.method == "POST":
         if why_not:
             return pages.refused(request, why_not)

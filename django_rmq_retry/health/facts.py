@@ -218,7 +218,7 @@ def survey(*, page: bool = False) -> Survey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParkedOrigins:
+class ParkedByOrigin:
     """The parked messages of each error group in each queue."""
 
     counts: Mapping[tuple[int, str], int]
@@ -243,17 +243,17 @@ class ParkedOrigins:
         return found
 
 
-def parked_origins() -> ParkedOrigins:
+def parked_origins() -> ParkedByOrigin:
     """Count the parked messages by the counters of origins, because an open page repeats this every few seconds.
 
     One statement counts all that a page shows of them, by queue, by cause and in total: in an incident, the parts that
     several statements counted would exceed the whole.
     """
     rows = ParkedOrigin.objects.filter(count__gt=0).order_by().values_list("group", "queue").annotate(n=Sum("count"))
-    return ParkedOrigins(counts={(group, queue): number for group, queue, number in rows})
+    return ParkedByOrigin(counts={(group, queue): number for group, queue, number in rows})
 
 
-def parked(now: datetime, stopped: Iterable[str], origins: ParkedOrigins) -> tuple[ParkedCounts, SilentCopies]:
+def parked(now: datetime, stopped: Iterable[str], origins: ParkedByOrigin) -> tuple[ParkedCounts, SilentCopies]:
     """Return what else is known of the parked messages.
 
     With them, in the same query, those that were requeued and have no outcome, but not in stopped queues.
@@ -313,7 +313,7 @@ def parked_in(queues: Iterable[str]) -> dict[str, int]:
     return {**counts, **dict(origins.values_list("queue").annotate(n=Sum("count")))}
 
 
-def largest_cause(now: datetime, origins: ParkedOrigins) -> LargestCause | None:
+def largest_cause(now: datetime, origins: ParkedByOrigin) -> LargestCause | None:
     """Return the error with the most parked messages, those of muted groups last; two queries."""
     queues_of = origins.by_group
     largest = sorted(queues_of, key=lambda group: queues_of[group].total(), reverse=True)[:MOST_GROUPS]

@@ -29,7 +29,7 @@ from django_rmq_retry.messages.json_fields import path_of
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import State
 from django_rmq_retry.parked.edit import Proposal, editable, editable_text, propose, store
-from django_rmq_retry.parked.edit_many import Act, Fit, PathChange, fits, others_of, store_many
+from django_rmq_retry.parked.edit_many import Act, EditResult, PathChange, fits, others_of, store_many
 from django_rmq_retry.parked.edited_keys import Others, others_with
 from django_rmq_retry.parked.selection import Selection
 
@@ -131,7 +131,7 @@ def _assignment(text: str) -> tuple[str, str]:
 
 
 def _preview(
-    command: RmqCommand, chosen: Selection, meant: Sequence[Fit], left: Sequence[Fit], options: Options
+    command: RmqCommand, chosen: Selection, meant: Sequence[EditResult], left: Sequence[EditResult], options: Options
 ) -> Exit:
     revisions = {one.message.pk: one.message.revision for one in meant}
     token = token_of(Selection(revisions=revisions, as_of=chosen.as_of, count=len(meant)))
@@ -149,7 +149,7 @@ def _preview(
     return Exit.DONE if meant else Exit.NOTHING
 
 
-def result_lines(change: PathChange, results: Sequence[Fit]) -> Iterator[str]:
+def result_lines(change: PathChange, results: Sequence[EditResult]) -> Iterator[str]:
     """Yield the result for each message."""
     for one in results:
         if one.why:

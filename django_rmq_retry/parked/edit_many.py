@@ -97,7 +97,7 @@ class PathChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class EditResult:
     """The result of the change for one message."""
 
     message: ParkedMessage
@@ -113,7 +113,7 @@ class Fit:
 class EditsStored:
     at: datetime
     edited: int
-    left: tuple[Fit, ...]
+    left: tuple[EditResult, ...]
 
 
 def too_many() -> str:
@@ -121,7 +121,7 @@ def too_many() -> str:
     return text % {"most": MOST_EDITED, "size": MOST_EDITED_BYTES // 1024**2}
 
 
-def fits(selection: Selection, change: PathChange, *, allowed: Allowed | None = None) -> list[Fit]:
+def fits(selection: Selection, change: PathChange, *, allowed: Allowed | None = None) -> list[EditResult]:
     """Return the result for each message of a selection, the oldest first; nothing is stored."""
     if change.wrong:
         raise Refused(change.wrong)
@@ -137,12 +137,12 @@ def fits(selection: Selection, change: PathChange, *, allowed: Allowed | None = 
     ])  # fmt: skip
 
 
-def others_of(some: Iterable[Fit]) -> Others:
+def others_of(some: Iterable[EditResult]) -> Others:
     """Return the other messages that have a business key which one of these gets."""
     return others_with({one.message.pk: one.proposal.keys for one in some if one.proposal is not None})
 
 
-def _without_equal_names(some: Sequence[Fit]) -> list[Fit]:
+def _without_equal_names(some: Sequence[EditResult]) -> list[EditResult]:
     """Leave out the messages that would get the same first business key: they would be one payment, made twice."""
     equal = equal_names({one.message.pk: one.proposal.keys for one in some if one.proposal is not None})
     text = _("Several of these messages would get the business key %(key)s.")
@@ -222,12 +222,12 @@ def _store(
     return EditsStored(at=now, edited=len(meant), left=tuple(one for one in made if one.why))
 
 
-def _fit(message: ParkedMessage, change: PathChange, revision: int, allowed: Allowed | None) -> Fit:
+def _fit(message: ParkedMessage, change: PathChange, revision: int, allowed: Allowed | None) -> EditResult:
     why = editable(message) or (allowed(message) if allowed else "")
     if not why and message.revision != revision:
         why = _("It has changed meanwhile.")
     if why:
-        return Fit(message=message, why=why)
+        return EditResult(message=message, why=why)
     before = ""
     try:
         if change.header:
@@ -238,9 +238,9 @@ def _fit(message: ParkedMessage, change: PathChange, revision: int, allowed: All
             before, after, changed = _changed(text, change)
             proposal = propose(message, text=changed)
     except DoesNotFit as error:
-        return Fit(message=message, before=before, why=str(error))
+        return EditResult(message=message, before=before, why=str(error))
     why = " ".join(proposal.problems) or proposal.unread
-    return Fit(message=message, before=before, after=after, proposal=None if why else proposal, why=why)
+    return EditResult(message=message, before=before, after=after, proposal=None if why else proposal, why=why)
 
 
 def _header(message: ParkedMessage, change: PathChange) -> tuple[str, str | None]:

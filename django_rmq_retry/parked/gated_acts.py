@@ -16,7 +16,7 @@ from django_rmq_retry.parked import controls, edit, edit_many, requeue
 from django_rmq_retry.parked.actions import change_slice, discarding, slice_of
 from django_rmq_retry.parked.database import locked_messages
 from django_rmq_retry.parked.edit import Proposal
-from django_rmq_retry.parked.edit_many import Fit, PathChange
+from django_rmq_retry.parked.edit_many import EditResult, PathChange
 from django_rmq_retry.parked.findings import RequeueReport, changed, report
 from django_rmq_retry.parked.four_eyes import Wish
 from django_rmq_retry.parked.operators import (
@@ -102,7 +102,7 @@ class EditManyAct(Gated):
     def change(self, wish: Wish) -> PathChange:
         return PathChange(**wish.terms["change"])
 
-    def preview(self, wish: Wish, *, allowed: Allowed | None = None) -> Sequence[Fit]:
+    def preview(self, wish: Wish, *, allowed: Allowed | None = None) -> Sequence[EditResult]:
         return edit_many.fits(wish.selection, self.change(wish), allowed=allowed)
 
     def carry_out(self, approved: Approved) -> int:

@@ -85,7 +85,7 @@ def test_a_project_without_handlers_cannot_consume() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--threads", "0"), "argument --threads: takes 1 or more, not 0"),
+        (("--threads", "0"), "argument --threads: takes a whole number of at least 1, not '0'"),
         (("--max-runtime", "-1"), "argument --max-runtime: takes seconds of at least 0, not -1"),
         (("--liveness-file", "/none/x"), "--liveness-file cannot be written: /none is not a writable folder."),
         (("--reload", "--processes", "2"), "--reload supports one process only. Omit --processes."),

@@ -16,7 +16,7 @@ from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessag
 from django_rmq_retry.parked import edit_many
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import propose, store
-from django_rmq_retry.parked.edit_many import Act, Fit, PathChange, fits, store_many
+from django_rmq_retry.parked.edit_many import Act, EditResult, PathChange, fits, store_many
 from django_rmq_retry.parked.operators import NothingChosen, Refused
 from django_rmq_retry.parked.selection import Selection
 from tests.operators.json_texts import SEEDS, body
@@ -35,7 +35,7 @@ def payment(body: str = '{"amount": "8,50"}', **fields: Any) -> ParkedMessage:
     return record(**{"type": "payment.card", "body": body.encode(), "content_type": "application/json", **fields})
 
 
-def result(one: ParkedMessage, change: PathChange) -> Fit:
+def result(one: ParkedMessage, change: PathChange) -> EditResult:
     return fits(Selection.of_ids([one.pk]), change)[0]
 
 

@@ -21,7 +21,7 @@ from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.management import terminal
-from django_rmq_retry.management.arguments import http_address, seconds
+from django_rmq_retry.management.arguments import http_address, positive, seconds
 from django_rmq_retry.management.command import Options, RmqCommand, check_known, open_declarer, usage_error
 from django_rmq_retry.management.databases import check_without_database, look_without_lock
 from django_rmq_retry.telemetry.http import AddressUnusable
@@ -46,15 +46,15 @@ class Command(RmqCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
         add("queues", nargs="*", metavar="QUEUE", help="the queues to consume; by default all that have a handler")
-        add("--threads", type=whole, metavar="N", help="handlers that run at the same time in one process")
-        add("--processes", type=whole, metavar="N", default=1, help="number of processes; each has its own threads")
+        add("--threads", type=positive, metavar="N", help="handlers that run at the same time in one process")
+        add("--processes", type=positive, metavar="N", default=1, help="number of processes; each has its own threads")
         add("--prefetch", type=prefetch, metavar="N", help="unacked messages of one queue per process")
         add("--burst", action="store_true", help="exit when all queues are empty")
-        add("--max-messages", type=whole, metavar="N", help="end a process after N attempts")
+        add("--max-messages", type=positive, metavar="N", help="end a process after N attempts")
         add("--max-runtime", type=seconds, metavar="S", help="end a process after S seconds")
         add(
             "--max-memory",
-            type=whole,
+            type=positive,
             metavar="MB",
             help="end a process gracefully when it uses more than MB megabytes",
         )
@@ -189,16 +189,9 @@ def check_park_only(start: Start, queues: Sequence[str]) -> None:
         raise CommandError(f"There is no parked queue to record: {why}.", returncode=Exit.NOTHING)
 
 
-def whole(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"takes 1 or more, not {number}")
-    return number
-
-
 def prefetch(text: str) -> int:
     """Parse an argument: a prefetch that AMQP can express."""
-    number = whole(text)
+    number = positive(text)
     if number > MOST_PREFETCH:
         raise argparse.ArgumentTypeError(f"takes 1 to {MOST_PREFETCH}, not {number}")
     return number
