@@ -89,6 +89,7 @@ def test_the_metadata_names_the_projects_pages(built: Built) -> None:
     assert [url.partition(",")[0] for url in urls] == ["Documentation", "Source", "Changelog", "Issues"]
 
 
+@pytest.mark.nightly
 def test_the_tests_of_an_unpacked_sdist_pass(unpacked: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": str(unpacked), "PYTHONDONTWRITEBYTECODE": "1"}

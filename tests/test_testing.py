@@ -367,6 +367,7 @@ def test_the_same_seed_gives_the_same_delays_and_order(made: Made, bank: Bank) -
     assert len(set(first[0])) > 10
 
 
+@pytest.mark.nightly
 def test_a_thousand_messages_are_retried_over_a_simulated_week(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(RetryThenPark(attempts=4, backoff=Steps([3600, DAY, 6 * DAY])))
     bank.down = None

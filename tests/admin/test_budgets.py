@@ -25,7 +25,7 @@ from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import own_queries
 from tests.operators.made import requeue_run
-from tests.tooling.marks import NIGHTLY_BUT_ON_SQLITE
+from tests.tooling.marks import NIGHTLY_BUT_ON_SQLITE, nightly_but
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database, *NIGHTLY_BUT_ON_SQLITE]
 ADMIN = "/admin/rmq_retry/"
@@ -122,7 +122,7 @@ def questions(client: Client, address: str) -> list[str]:
     return own_queries(queries)
 
 
-@pytest.mark.parametrize("who", ["lead", "support"])
+@pytest.mark.parametrize("who", nightly_but(["lead"], ["lead", "support"]))
 @pytest.mark.parametrize("messages", [4, 60])
 def test_each_page_keeps_its_query_budget(request: pytest.FixtureRequest, who: str, messages: int) -> None:
     client, names = client_of(request.getfixturevalue(who)), filled(messages)

@@ -253,6 +253,7 @@ def test_no_page_is_cacheable(page: Client) -> None:
     assert [name for name, answer in answers.items() if "no-store" not in answer["Cache-Control"]] == []
 
 
+@pytest.mark.nightly
 def test_no_page_fails_on_random_input(page: Client) -> None:
     page.raise_request_exception = False
     known, huge = world(), "99999999999999999999999"

@@ -4,13 +4,13 @@ import pytest
 from django.db import connections
 
 from tests.aftermath.conftest import Project, Send, parked, rows
-from tests.tooling.marks import NIGHTLY_ON_SQLITE
+from tests.tooling.marks import NIGHTLY_ON_SQLITE, nightly_but
 
 pytestmark = [pytest.mark.database, *NIGHTLY_ON_SQLITE]
 ALONE = ("rmq_consume", "--burst", "--threads", "1")
 
 
-@pytest.mark.parametrize("to", ["plain", "async"])
+@pytest.mark.parametrize("to", nightly_but(["plain"], ["plain", "async"]))
 @pytest.mark.parametrize(
     ("mistake", "says"),
     [

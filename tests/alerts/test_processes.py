@@ -10,12 +10,14 @@ from pika.adapters.blocking_connection import BlockingChannel
 from tests.alerts.receiving import Receiver
 from tests.shop.running import Shop
 from tests.tooling.filled import Own
+from tests.tooling.marks import nightly_on_sqlite
 from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.database
 PARKED = "shop.orders.parked"
 
 
+@nightly_on_sqlite
 def test_parked_messages_leave_a_consumer_as_alerts_when_they_begin_are_ten_times_as_many_and_end(
     broker_url: str, amqp: BlockingChannel, tmp_path: Path, own_database: Own, receiving: Receiver
 ) -> None:

@@ -29,6 +29,7 @@ from tests.amqp.declared import declare
 from tests.tooling import processes
 from tests.tooling.brokers import using_broker
 from tests.tooling.filled import ALIAS, Own
+from tests.tooling.marks import nightly_on_sqlite
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -215,6 +216,7 @@ def test_a_process_that_ends_leaves_its_lease_to_the_next_one() -> None:
     assert (held is None, AlertWatch.objects.get().leased_until) == (False, None)
 
 
+@nightly_on_sqlite
 def test_a_kill_between_sending_and_recording_repeats_the_alert_once_with_the_same_id(
     own_database: Own, receiving: Receiver
 ) -> None:

@@ -5,12 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.bank.bank import ROOT, environment
 
 CASES = Path(__file__).parent / "by_kit" / "cases.py"
 AS_IT_IS = ("BANK_CHARGE_WAIT", "BANK_CASH_WAIT", "BANK_LEDGER_WAIT")
 
 
+@pytest.mark.nightly
 def test_the_bank_tests_its_retries_without_a_broker(tmp_path: Path) -> None:
     env = {name: value for name, value in environment(tmp_path / "bank.sqlite3").items() if name not in AS_IT_IS}
     env["RMQ_UPDATE_SNAPSHOTS"] = os.environ.get("RMQ_UPDATE_SNAPSHOTS", "")

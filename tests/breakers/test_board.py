@@ -20,6 +20,7 @@ from django_rmq_retry.policies import ACK, Circuit, Kind, Verdict, retry
 from tests.handlers.factories import delivery, subscription
 from tests.messages.exceptions import BankDown
 from tests.tooling.filled import Own
+from tests.tooling.marks import nightly_on_sqlite
 from tests.tooling.owned import routed
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -389,6 +390,7 @@ class Taken:
         return ran
 
 
+@nightly_on_sqlite
 def test_several_processes_share_one_rate_and_its_burst() -> None:
     ran = sorted(Taken(3, 50).run(150))
     spent = ran[-1] - ran[0]

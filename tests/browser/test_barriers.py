@@ -234,6 +234,7 @@ def test_pages_that_refuse_access_have_no_barriers(sit: Sit) -> None:
 NONCES = pytest.mark.skipif(django.VERSION < (6, 1), reason="the admin's own files bear no nonce before Django 6.1")
 
 
+@pytest.mark.nightly
 @NONCES
 def test_a_nonce_only_csp_blocks_nothing(sit: Sit) -> None:
     lead = sit(cookies={"policy": "nonce"})

@@ -231,6 +231,7 @@ class TestBroker:
 
         assert any(problem.startswith("pay: via=Native needs RabbitMQ 4.3") for _, problem, _ in found(ran, "error"))
 
+    @pytest.mark.nightly
     @pytest.mark.slow
     @pytest.mark.usefixtures("charge")
     def test_a_memory_alarm_is_a_problem(self, private_broker: Vhost, private_node: Node, settings: Any) -> None:

@@ -31,6 +31,7 @@ from tests.consumer.attempts import Book, pipeline_of
 from tests.handlers.factories import subscription
 from tests.messages.hostile_headers import NAMES, headers
 from tests.messages.parked_copies import read_back, requeued_copy
+from tests.tooling.marks import nightly_but
 
 BODY = b'{"id": 7}'
 MOST = 12
@@ -116,7 +117,9 @@ def check(policy: Policy, table: bytes, *, redelivered: bool = False) -> None:
 
 
 @pytest.mark.parametrize("redelivered", [False, pytest.param(True, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize(
+    "policy", nightly_but([POLICIES["ladder"], POLICIES["requeue"]], POLICIES.values()), ids=POLICIES
+)
 def test_no_hostile_header_prevents_parking(policy: Policy, redelivered: bool) -> None:
     for name in NAMES:
         for told, table in headers(name):

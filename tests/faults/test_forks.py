@@ -6,13 +6,14 @@ from pika.adapters.blocking_connection import BlockingChannel
 from tests.amqp.declared import has
 from tests.faults.forks import CHILDS_QUEUE
 from tests.faults.scene import Scene
+from tests.tooling.marks import nightly_but
 
 pytestmark = pytest.mark.slow
 
 PUBLISHING = {"publishing", "multi"}
 
 
-@pytest.mark.parametrize("way", ["bare", "publishing", "multi", "sub"])
+@pytest.mark.parametrize("way", nightly_but(["publishing"], ["bare", "publishing", "multi", "sub"]))
 def test_a_fork_in_a_handler_leaves_its_parents_connections_whole(
     scene: Scene, amqp: BlockingChannel, way: str
 ) -> None:

@@ -14,6 +14,7 @@ from tests.amqp.declared import has
 from tests.amqp.live import io_thread, publisher_on
 from tests.faults.scene import Scene
 from tests.tooling.brokers import using_broker
+from tests.tooling.marks import nightly_but
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,7 @@ def io_threads() -> list[int | None]:
     return [one.ident for one in threading.enumerate() if one.name == "rmq-publish"]
 
 
-@pytest.mark.parametrize("way", ["the_loop_raises", "the_loop_stands_still"])
+@pytest.mark.parametrize("way", nightly_but(["the_loop_stands_still"], ["the_loop_raises", "the_loop_stands_still"]))
 def test_a_worker_whose_io_thread_ended_exits_and_logs_it(scene: Scene, way: str) -> None:
     scene.declare()
     worker = scene.worker(prefetch=1, breaks=(way, 0), PUBLISH_TIMEOUT=1)

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from tests.faults.scene import Scene
+from tests.tooling.marks import nightly_but
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +42,7 @@ def test_a_kill_before_the_handler_costs_nothing(scene: Scene, prefetch: int) ->
     assert scene.did()[VICTIM] == 1
 
 
-@pytest.mark.parametrize("prefetch", [ONE_AT_A_TIME, MANY])
+@pytest.mark.parametrize("prefetch", nightly_but([MANY], [ONE_AT_A_TIME, MANY]))
 @pytest.mark.parametrize("way", ["after_the_handler", "before_the_ack"])
 def test_a_kill_between_handler_and_ack_runs_the_handler_twice(scene: Scene, way: str, prefetch: int) -> None:
     scene.declare()

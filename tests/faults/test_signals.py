@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from tests.faults.scene import Scene, Worker
+from tests.tooling.marks import nightly_but
 from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -85,7 +86,7 @@ def test_a_worker_that_stalled_longer_than_its_heartbeat_continues(scene: Scene,
     assert frozen.said.count("Connected to") == 2
 
 
-@pytest.mark.parametrize("prefetch", [1, 10])
+@pytest.mark.parametrize("prefetch", nightly_but([10], [1, 10]))
 def test_a_message_requeued_by_a_stop_keeps_its_attempts(scene: Scene, prefetch: int) -> None:
     scene.declare()
     scene.publish([0], holds="first", fails=2)

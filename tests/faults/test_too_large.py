@@ -31,6 +31,7 @@ def limited(private_scene: Scene, private_node: Node) -> Iterator[Scene]:
     limit(private_node, 16 * 2**20)
 
 
+@pytest.mark.nightly
 def test_a_message_too_large_to_be_copied_is_parked_and_disturbs_no_other(limited: Scene) -> None:
     worker = limited.worker(prefetch=50)
 

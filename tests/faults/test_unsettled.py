@@ -12,6 +12,7 @@ from django_rmq_retry.messages.properties import encode_entry
 from tests.faults.handlers import QUEUE
 from tests.faults.scene import Scene
 from tests.messages.hostile_headers import VALUES
+from tests.tooling.marks import nightly_but
 from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -32,7 +33,10 @@ def publish_hostile(scene: Scene, *, unreadable: bool = False) -> None:
             channel.basic_publish("", QUEUE, body, RawProperties(encode_properties(properties)), mandatory=True)
 
 
-@pytest.mark.parametrize("policy", ["ladder", "line", "ack_first", "loop", "requeue", "wait_queue", "republish"])
+@pytest.mark.parametrize(
+    "policy",
+    nightly_but(["ladder", "requeue"], ["ladder", "line", "ack_first", "loop", "requeue", "wait_queue", "republish"]),
+)
 def test_a_summary_that_is_not_utf_8_stops_no_queue(scene: Scene, policy: str) -> None:
     scene.declare(policy)
     # A StopTheLine queue waits for the failing message without a limit.

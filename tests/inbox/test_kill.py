@@ -7,11 +7,13 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.inbox.conftest import Send, Till, done, left
+from tests.tooling.marks import nightly_on_sqlite
 
 pytestmark = pytest.mark.database
 BURST = ("rmq_consume", "--burst", "--threads", "1")
 
 
+@nightly_on_sqlite
 def test_a_kill_between_commit_and_ack_handles_the_message_once(
     till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
 ) -> None:

@@ -144,6 +144,7 @@ MILLION = """
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_million_entries_are_scanned_by_their_index() -> None:
     if connection.vendor != "postgresql":

@@ -47,7 +47,7 @@ from tests.operators.second_person import (
 )
 from tests.tooling import processes
 from tests.tooling.filled import Own
-from tests.tooling.marks import NIGHTLY_ON_SQLITE
+from tests.tooling.marks import NIGHTLY_ON_SQLITE, nightly_but
 from tests.tooling.owned import all_routed
 from tests.tooling.waiting import wait_until
 
@@ -166,7 +166,7 @@ def discards_finished() -> bool:
 
 
 @pytest.mark.usefixtures("small_slices")
-@pytest.mark.parametrize("goes_on", ["a consumer", "a second person"])
+@pytest.mark.parametrize("goes_on", nightly_but(["a consumer"], ["a consumer", "a second person"]))
 @pytest.mark.parametrize("step", [*APPROVING_STEPS, *SLICE_STEPS])
 def test_a_discard_goes_on_where_who_approved_it_was_killed(
     killed: Killed, step: str, goes_on: str, ann: Actor, bob: Actor

@@ -31,7 +31,7 @@ from tests.operators.made import ANN
 from tests.tooling import processes
 from tests.tooling.brokers import publish_exactly, using_broker
 from tests.tooling.filled import Own
-from tests.tooling.marks import NIGHTLY_ON_SQLITE
+from tests.tooling.marks import NIGHTLY_ON_SQLITE, nightly_but
 from tests.tooling.node import Node
 from tests.tooling.owned import routed
 from tests.tooling.vhosts import Vhost
@@ -47,7 +47,7 @@ def own(own_database: Own, settings: Any) -> Own:
     return own_database
 
 
-@pytest.fixture(params=["quorum", "classic"])
+@pytest.fixture(params=nightly_but(["quorum"], ["quorum", "classic"]))
 def kind(request: pytest.FixtureRequest) -> Any:
     return request.param
 

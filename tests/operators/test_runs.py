@@ -33,6 +33,7 @@ from tests.operators.invariants import check_counters
 from tests.operators.made import ANN, BOB, QUEUE, again, claimed_of, drive_run, driver_of, record, requeue_run
 from tests.parked.made import copy_failed, copy_succeeded
 from tests.tooling.brokers import change_broker
+from tests.tooling.marks import nightly_on_sqlite
 from tests.tooling.proxy import Mode, proxy_to
 from tests.tooling.waiting import wait_until
 
@@ -219,6 +220,7 @@ class TestGuards:
         assert (run.stop_at, now(run).state) == (None, RunState.RUNNING)
         assert states(run)[6:] == ["sent", "sent"]
 
+    @nightly_on_sqlite
     @pytest.mark.usefixtures("wired")
     def test_the_guard_pauses_a_resumed_run_again_on_new_failures(self) -> None:
         run, clock = started(500, stop_at=20, rate=100), Clock()

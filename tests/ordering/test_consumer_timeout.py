@@ -18,6 +18,7 @@ def vhost(impatient: object, private_broker: Vhost) -> Vhost:  # noqa: ARG001 - 
     return private_broker
 
 
+@pytest.mark.nightly
 def test_no_message_overtakes_a_handler_that_outlives_the_consumer_timeout(
     ledger: Ledger, vhost: Vhost, tmp_path: Path
 ) -> None:

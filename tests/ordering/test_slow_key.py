@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.ordering.ledger import Ledger
+from tests.tooling.marks import nightly_on_sqlite
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.database, pytest.mark.slow]
@@ -28,6 +29,7 @@ def test_a_burst_of_a_slow_key_below_the_prefetch_limit_delays_no_other_key(ledg
         assert ledger.seen("A") == [("begin", 1)]
 
 
+@nightly_on_sqlite
 def test_a_burst_of_a_slow_key_that_fills_the_prefetch_limit_delays_the_other_keys(
     ledger: Ledger, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.outbox.made import kept
 from tests.tooling.filled import Own
+from tests.tooling.marks import nightly_on_sqlite
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -57,6 +58,7 @@ late_results.record_results = slow
 """
 
 
+@nightly_on_sqlite
 @pytest.mark.django_db
 @pytest.mark.database
 @pytest.mark.parametrize("trouble", [NO_THREAD, SLOW], ids=["no thread", "a slow database"])

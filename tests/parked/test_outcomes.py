@@ -11,6 +11,7 @@ from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, Requeu
 from django_rmq_retry.models.parked import COUNTERS
 from django_rmq_retry.parked.groups import recount
 from tests.parked.made import copy_failed, copy_succeeded, group, item, minutes, parked
+from tests.tooling.marks import nightly_on_sqlite
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 COUNTED = {State.PARKED: "parked", State.ON_HOLD: "parked", State.PROCESSED: "processed", State.DISCARDED: "discarded"}
@@ -235,6 +236,7 @@ starts = st.lists(
 )
 
 
+@nightly_on_sqlite
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(starts=starts, acts=st.lists(steps, max_size=12))
 def test_counters_match_a_recount_after_any_outcomes(

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.commands.running import run
 from tests.shop.running import Running, Shop
 from tests.tooling.filled import Own
+from tests.tooling.marks import nightly_on_sqlite
 from tests.tooling.proxy import Mode, Proxy
 from tests.tooling.waiting import wait_until
 
@@ -219,6 +220,7 @@ def test_an_invalid_address_is_refused(given: str) -> None:
     assert "takes HOST:PORT or PORT" in run("rmq_consume", "--http", given).err
 
 
+@nightly_on_sqlite
 @pytest.mark.database
 def test_figures_of_database_and_broker_are_shown(broker_url: str, tmp_path: Path, own_database: Own) -> None:
     shop = Shop(url=broker_url, notes=tmp_path / "notes", records=own_database.environment).declared()

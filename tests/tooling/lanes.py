@@ -71,7 +71,7 @@ page, form and text is made, without the tests that do much with pages which oth
 NIGHT = "not long"
 """Selects what runs each night. For a push, pyproject.toml selects."""
 CORES = os.cpu_count() or 2
-ALL = ("-n", str(CORES * 2), "--dist", "worksteal")
+ALL = ("-n", str(CORES * 3), "--dist", "worksteal")
 """The workers of the main lane: more than cores, because tests wait for brokers."""
 BESIDE = ("-n", str(CORES + 1), "--dist", "worksteal")
 """The workers of a lane that runs beside the main one."""
