@@ -15,9 +15,9 @@ ALONE = ("rmq_consume", "--burst", "--threads", "1")
     ("mistake", "says"),
     [
         ("begin", "BEGIN"),
-        ("autocommit", "set_autocommit(False)"),
+        pytest.param("autocommit", "set_autocommit(False)", marks=pytest.mark.nightly),
         ("atomic", "atomic()"),
-        ("close", "atomic()"),
+        pytest.param("close", "atomic()", marks=pytest.mark.nightly),
     ],
 )
 def test_a_transaction_left_open_fails_its_own_attempt_only(
@@ -34,6 +34,7 @@ def test_a_transaction_left_open_fails_its_own_attempt_only(
     assert "with transaction.atomic():" in error
 
 
+@pytest.mark.nightly
 def test_autocommit_left_off_by_sql_costs_no_later_message(project: Project, send: Send) -> None:
     if connections["own"].vendor != "mysql":
         pytest.skip("only MariaDB has this statement")
@@ -63,7 +64,7 @@ def test_autocommit_left_off_after_a_commit_loses_nothing(project: Project, send
     assert (ended.returncode, rows(), parked()) == (0, ["1", "2", "committed by hand"], []), ended.stderr
 
 
-@pytest.mark.parametrize("hook", ["begin_before", "begin_after"])
+@pytest.mark.parametrize("hook", nightly_but(["begin_after"], ["begin_before", "begin_after"]))
 def test_a_transaction_that_a_hook_leaves_open_costs_no_message(project: Project, send: Send, hook: str) -> None:
     for number in (1, 2, 3):
         send(number, to="plain")
@@ -73,6 +74,7 @@ def test_a_transaction_that_a_hook_leaves_open_costs_no_message(project: Project
     assert f"{hook} of RMQ_RETRY['AROUND'] failed" in ended.stdout + ended.stderr
 
 
+@pytest.mark.nightly
 def test_each_hook_answers_for_its_own_transaction_and_harms_no_other_hook(project: Project, send: Send) -> None:
     for number in (1, 2):
         send(number, to="plain")
@@ -98,7 +100,7 @@ def test_a_transaction_that_an_order_by_leaves_open_costs_not_even_its_own_messa
     assert "order_by of handler keyed: Database 'default' was left with a transaction" in ended.stdout
 
 
-@pytest.mark.parametrize("place", ["keys", "fingerprint"])
+@pytest.mark.parametrize("place", nightly_but(["fingerprint"], ["keys", "fingerprint"]))
 def test_a_transaction_that_a_function_around_a_failure_leaves_open_costs_no_message(
     project: Project, send: Send, place: str
 ) -> None:

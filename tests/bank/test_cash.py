@@ -67,6 +67,7 @@ def asked(amqp: BlockingChannel, body: bytes, *, content_type: str = "applicatio
     amqp.basic_publish("main-exchange", "srvc.transact.cash", body, known)
 
 
+@pytest.mark.nightly
 def test_a_payment_of_another_department_is_made_once_and_answered(bank: Bank, amqp: BlockingChannel) -> None:
     bank.play("account", number="1001001", limit=100)
     with bank.consuming():
@@ -84,8 +85,12 @@ def test_a_payment_of_another_department_is_made_once_and_answered(bank: Bank, a
     ("body", "detail"),
     [
         (REFUSED, "AboveLimit: 210.23 is above the limit of 100.00"),
-        (PAID.replace(b"1001001", b"9999999"), "DoesNotExist: Account matching query does not exist."),
-        (PAID.replace(b"10.23", b"-1"), "ValidationError: "),
+        pytest.param(
+            PAID.replace(b"1001001", b"9999999"),
+            "DoesNotExist: Account matching query does not exist.",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(PAID.replace(b"10.23", b"-1"), "ValidationError: ", marks=pytest.mark.nightly),
     ],
     ids=["above the limit", "unknown account", "negative"],
 )
@@ -119,6 +124,7 @@ def test_text_that_is_no_json_is_parked_at_once(bank: Bank, amqp: BlockingChanne
     assert (depth(amqp, spy), depth(amqp, "reply-queue")) == (0, 0)
 
 
+@pytest.mark.nightly
 def test_cash_above_the_limit_is_retried_three_times_and_parked(bank: Bank, amqp: BlockingChannel) -> None:
     bank.play("account", number="DE-1", limit=500)
     spy = spy_on(amqp)

@@ -37,7 +37,7 @@ def run(services: Services) -> Iterator[Run]:
 
 @pytest.mark.long
 def test_a_short_storm_of_faults_loses_nothing_and_doubles_nothing(run: Run) -> None:
-    code, said = run("--only", "storm", "--minutes", "1.3", "--rate", "1000")
+    code, said = run("--only", "storm", "--minutes", "0.8", "--rate", "1000")
 
     assert (code, "BROKEN" in said) == (0, False), said
     assert "lost 0 unexpected 0 effect-duplicates 0" in said

@@ -12,7 +12,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry.models import Attempt, ParkedMessage
 from tests.shop.running import Shop
 from tests.tooling.filled import Own
-from tests.tooling.marks import NIGHTLY_ON_SQLITE
+from tests.tooling.marks import NIGHTLY_BUT_ON_SQLITE, NIGHTLY_ON_SQLITE, nightly_but
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.database]
@@ -50,7 +50,7 @@ def parked() -> list[tuple[str, int, str]]:
     return [(reason, attempts, detail.split(": ", 1)[1]) for reason, attempts, detail in rows]
 
 
-@pytest.mark.parametrize("do", ["turn", "swallow"])
+@pytest.mark.parametrize("do", nightly_but(["swallow"], ["turn", "swallow"]))
 def test_an_endless_handler_is_retried_and_parked_while_others_continue(slow: Slow, send: Send, do: str) -> None:
     send(do)
     send("nothing")
@@ -89,7 +89,11 @@ def test_the_writes_of_a_late_once_handler_are_rolled_back(slow: Slow, send: Sen
 
 @pytest.mark.parametrize(
     ("queue", "handler"),
-    [("plain", "plain"), ("line", "in_order"), pytest.param("once", "once", marks=NIGHTLY_ON_SQLITE)],
+    [
+        pytest.param("plain", "plain", marks=pytest.mark.nightly),
+        pytest.param("line", "in_order", marks=NIGHTLY_BUT_ON_SQLITE),
+        pytest.param("once", "once", marks=NIGHTLY_ON_SQLITE),
+    ],
 )
 def test_a_handler_hanging_in_c_ends_its_process_and_uses_an_attempt(
     slow: Slow, send: Send, queue: str, handler: str

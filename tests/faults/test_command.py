@@ -45,6 +45,7 @@ def test_the_command_finishes_its_message_when_asked_to_stop(scene: Scene) -> No
     assert scene.left() == {"work": 2}
 
 
+@pytest.mark.nightly
 def test_max_messages_one_runs_one_handler_and_quarantines_no_message(scene: Scene) -> None:
     scene.declare()
     scene.publish(range(8))

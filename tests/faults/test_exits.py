@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 
 from tests.faults.scene import Scene
+from tests.tooling.marks import nightly_but
 from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -15,7 +16,7 @@ def handled(scene: Scene, ids: range) -> bool:
     return set(ids) <= set(scene.did())
 
 
-@pytest.mark.parametrize("raises", ["interrupt", "recursion", "memory"])
+@pytest.mark.parametrize("raises", nightly_but(["interrupt"], ["interrupt", "recursion", "memory"]))
 def test_an_interrupt_recursion_or_memory_error_fails_only_its_attempt(scene: Scene, raises: str) -> None:
     scene.declare()
     scene.publish([0], raises=raises)

@@ -19,6 +19,7 @@ def assert_on_time(scene: Scene, message: int, steps: list[int]) -> None:
     assert all(step <= wait < step + LATEST for step, wait in zip(steps, waits, strict=True)), waits
 
 
+@pytest.mark.nightly
 def test_a_clock_that_jumps_before_a_retry_makes_it_neither_early_nor_late(scene: Scene) -> None:
     scene.declare()
     scene.publish([0], fails=1)

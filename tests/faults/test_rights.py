@@ -38,6 +38,7 @@ def working(scene: Scene, worker: Worker) -> None:
     wait_until(lambda: scene.did()[100] == 1, 60, what=f"it works; {worker.said}")
 
 
+@pytest.mark.nightly
 def test_a_consumer_needs_no_right_to_declare(scene: Scene, grant: Grant) -> None:
     scene.declare()
     scene.publish(range(5), fails=1)
@@ -56,6 +57,7 @@ def way(grant: Grant) -> Iterator[Between]:
         yield way
 
 
+@pytest.mark.nightly
 def test_failed_messages_stay_in_their_queue_without_the_write_right(scene: Scene, grant: Grant, way: Between) -> None:
     scene.declare()
     worker = scene.worker(url=way.url)
@@ -74,6 +76,7 @@ def test_failed_messages_stay_in_their_queue_without_the_write_right(scene: Scen
     assert scene.parked() == []
 
 
+@pytest.mark.nightly
 def test_a_publish_raises_without_the_write_right_and_arrives_with_it(scene: Scene, grant: Grant) -> None:
     scene.declare()
     message = Message(body=b'{"id": 0}', routing_key="work")
@@ -105,6 +108,7 @@ def test_a_consumer_without_read_right_ends_only_after_a_reconnect(scene: Scene,
     assert "Give the user the right to read it." in worker.said
 
 
+@pytest.mark.nightly
 def test_a_consumer_waits_while_a_queue_has_an_exclusive_consumer(scene: Scene, amqp: BlockingChannel) -> None:
     scene.declare(type="classic")
     amqp.basic_consume("work", print, exclusive=True, consumer_tag="alone")

@@ -63,7 +63,7 @@ def test_a_message_whose_handler_outlasts_the_shutdown_is_requeued(scene: Scene)
     wait_until(lambda: scene.left() == {"work": 1}, what="the message is back")
 
 
-@pytest.mark.parametrize("policy", ["ladder", "line"])
+@pytest.mark.parametrize("policy", nightly_but(["ladder"], ["ladder", "line"]))
 def test_a_worker_that_stalled_longer_than_its_heartbeat_continues(scene: Scene, policy: str) -> None:
     scene.declare(policy)
     scene.publish([0], holds="gate")
@@ -103,6 +103,7 @@ def test_a_message_requeued_by_a_stop_keeps_its_attempts(scene: Scene, prefetch:
     assert scene.did() == {0: 1}
 
 
+@pytest.mark.nightly
 def test_unstarted_messages_survive_repeated_stops(scene: Scene) -> None:
     scene.declare("loop")
     stops, behind = range(6), range(6, 9)
@@ -123,6 +124,7 @@ def test_unstarted_messages_survive_repeated_stops(scene: Scene) -> None:
     assert scene.parked() == []
 
 
+@pytest.mark.nightly
 def test_nack_requeue_counts_a_stop_as_an_attempt(scene: Scene) -> None:
     scene.declare("requeue")
     scene.publish([0], holds="gate")

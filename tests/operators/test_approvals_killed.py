@@ -119,7 +119,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     "made",
     [
         requeueing,
-        editing,
+        pytest.param(editing, marks=pytest.mark.nightly),
         pytest.param(editing_many, marks=pytest.mark.nightly),
         pytest.param(closing, marks=pytest.mark.nightly),
     ],

@@ -25,7 +25,7 @@ from tests.parked.dying import STEPS
 from tests.shop.running import Shop
 from tests.tooling import databases, processes
 from tests.tooling.filled import Own
-from tests.tooling.marks import NIGHTLY_ON_SQLITE
+from tests.tooling.marks import NIGHTLY_ON_SQLITE, nightly_but
 from tests.tooling.owned import routed
 from tests.tooling.proxy import Proxy
 from tests.tooling.waiting import wait_until
@@ -76,7 +76,7 @@ def drained(shop: Shop, *options: str) -> None:
 
 
 @pytest.mark.parametrize("nth", [1, pytest.param(2, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", nightly_but(["before the commit", "between commit and ack"], STEPS))
 def test_a_killed_drainer_loses_and_doubles_nothing(shop: Shop, put: Any, settings: Any, step: str, nth: int) -> None:
     put(*(copy(number) for number in range(25)), *(copy(number, named=False) for number in range(25, 30)))
     command = [sys.executable, "-m", "tests.parked.dying", step, str(nth)]

@@ -17,7 +17,12 @@ NIGHTLY_BUT_ON_SQLITE = [pytest.mark.nightly] if chosen() != SQLITE else []
 def nightly_but(kept: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     """Return parameters of which a push runs those that are kept, and each night all."""
     each_push = list(kept)
-    return [one if one in each_push else pytest.param(one, marks=pytest.mark.nightly) for one in values]
+    return [
+        one
+        if one in each_push
+        else pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.nightly)
+        for one in values
+    ]
 
 
 def nightly_on_sqlite(test: Callable[..., None]) -> Callable[..., None]:
