@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
-from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
+from django_rmq_retry.errors import InvalidBody, UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.codecs import decoded
@@ -172,6 +172,19 @@ def _refuse(constant: str) -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedValue:
+    """A JSON value that an edit changes."""
+
+    path: str
+    before: str | None
+    """Its text before the edit; None if there was none."""
+    after: str | None
+    """Its text after the edit; None if it is removed."""
+    problem: str
+    """Why the handler's type refuses it; empty if it does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
     """The message that an edit would result in."""
 
@@ -186,8 +199,10 @@ class Proposal:
     """Difference of the bodies, unmasked, for operators with permission to see the body."""
     headers: Mapping[str, tuple[str, str]]
     """Changed headers, each with its value before and after."""
-    paths: tuple[tuple[str, str | None, str | None], ...]
-    """Paths of JSON values that differ, with the text before and after; None for a missing one."""
+    paths: tuple[ChangedValue, ...]
+    """The JSON values that differ."""
+    misfits: tuple[tuple[str, str], ...]
+    """The other values that the handler's type refuses, each with its path and the problem."""
     keys: KeyChange
     """The business keys before and after the edit."""
 
@@ -249,18 +264,31 @@ def _subscription(message: ParkedMessage, delivery: Delivery) -> Subscription | 
         return None
 
 
-def _unread(subscription: Subscription | None, delivery: Delivery) -> str:
-    """Return why the message's handler could not read this body; empty if it could, or there is none."""
+def _unread(subscription: Subscription | None, delivery: Delivery) -> UndecodableBody | None:
+    """Return the error with which the message's handler could not read this body; None if it could, or is unknown."""
     if subscription is None:
-        return ""
+        return None
     try:
         decoded(delivery, subscription.codec, subscription.limits)
     except UndecodableHeaders:
-        return ""
+        return None
     except UndecodableBody as error:
-        text = _("The handler %(handler)s could not read this body: %(problem)s.")
-        return text % {"handler": subscription.name, "problem": error}
-    return ""
+        return error
+    return None
+
+
+def _why_unread(subscription: Subscription | None, error: UndecodableBody | None) -> str:
+    if subscription is None or error is None:
+        return ""
+    text = _("The handler %(handler)s could not read this body: %(problem)s.")
+    return text % {"handler": subscription.name, "problem": str(error).removesuffix(".")}
+
+
+def _problems_by_path(error: UndecodableBody | None) -> dict[str, str]:
+    """Return what the handler's type refuses, by paths as a difference names them."""
+    if not isinstance(error, InvalidBody):
+        return {}
+    return {path.removeprefix("$").removeprefix("."): problem for path, problem in error.misfit.problems}
 
 
 def propose(
@@ -321,15 +349,22 @@ def _examined(
     if not problems:
         subscription = _subscription(message, edited)
         keys = KeyChange.of(subscription, _delivery(message, original.body, original.raw), edited)
+    error = _unread(subscription, edited)
+    refused_by_type = _problems_by_path(error)
+    changed = differing(before, after) if comparable else ()
     return Proposal(
         body=body,
         properties=raw,
         problems=tuple(problems),
         warnings=tuple(warnings),
-        unread=_unread(subscription, edited),
+        unread=_why_unread(subscription, error),
         difference=tuple(difference(shown or "", now or "") if comparable else difference(before, after)),
         headers=headers,
-        paths=tuple(differing(before, after)) if comparable else (),
+        paths=tuple(
+            ChangedValue(path=path, before=old, after=new, problem=refused_by_type.pop(path, ""))
+            for path, old, new in changed
+        ),
+        misfits=tuple((path, problem) for path, problem in refused_by_type.items() if path),
         keys=keys,
     )
 

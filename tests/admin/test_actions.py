@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -422,6 +424,30 @@ def test_an_invalid_edit_shows_the_position_and_keeps_the_text(page: Client, set
     assert wrong.status_code == 422
     assert "Line 1, column" in Page(wrong).text
     assert (values["text"], values["new_id"]) == ('{"amount": 1,}', "mine")
+
+
+@dataclass
+class Order:
+    amount: Decimal
+    count: int
+
+
+def test_what_a_handlers_type_refuses_stands_beside_its_field(page: Client, settings: Any) -> None:
+    operating(settings, EDITABLE={"*": True})
+    with isolated_handlers():
+
+        @handler("typed.orders")
+        def book(message: Delivery[Order]) -> None:
+            """Nothing."""
+
+        one = made.message(body=b'{"amount": null, "count": 1}', queue="typed.orders", handler=book.name)
+        form = {"version": "1", "reason": "typo", "text": '{"amount": "8,50", "count": 1}'}
+        wrong = page.post(f"{MESSAGES}{one.pk}/edit/", form)
+        unchanged = page.post(f"{MESSAGES}{one.pk}/edit/", form | {"text": '{"amount": null, "count": 2}'})
+
+    assert ".. Checks" not in Page(wrong).text
+    assert 'amount : null → "8,50" ✕ Invalid decimal string' in Page(wrong).text
+    assert "Other values that its handler refuses amount : ✕ Expected `decimal`, got `null`" in Page(unchanged).text
 
 
 def test_going_back_from_the_review_keeps_the_edited_text(page: Client, settings: Any) -> None:

@@ -95,7 +95,7 @@ def test_the_difference_is_reported_line_by_line() -> None:
 
     assert made.difference == tuple(DiffLine(sign=sign, text=text) for text, sign in signs.items())
     assert made.difference[1].parts == (('  "a": ', False), ("1", True), (",", False))
-    assert made.paths == (("a", "1", "5"),)
+    assert [(one.path, one.before, one.after) for one in made.paths] == [("a", "1", "5")]
 
 
 def test_an_edited_message_is_no_longer_permanent_until_it_is_sent() -> None:
