@@ -111,8 +111,8 @@ def test_a_large_body_comes_back_as_it_was(rows: int) -> None:
     assert propose(one, text=typed_text(one, shown)).problems == ("Nothing was changed.",)
     made = propose(one, text=typed_text(one, changed))
     assert made.body == body.replace("3777.10", "1e5").encode()
-    changed = [(one.path, one.before, one.after) for one in made.paths]
-    assert changed == ([("rows[3777].amount", "3777.10", "1e5")] if rows == 4_000 else [])
+    found = [(one.path, one.before, one.after) for one in made.paths]
+    assert found == ([("rows[3777].amount", "3777.10", "1e5")] if rows == 4_000 else [])
 
 
 @dataclass
