@@ -89,7 +89,7 @@ class OpenLine:
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
         """Acknowledge these deliveries in one write."""
-        tags = [delivery.token[1] for delivery in deliveries]  # type: ignore[index]  # made in _receive
+        tags = [delivery.token[1] for delivery in deliveries]
         self.in_flight -= len(tags)
         self._connection.send_raw(b"".join(self._acks.acks(tags)))
 
@@ -97,7 +97,7 @@ class OpenLine:
         """Settle one delivery on the broker. Does nothing on a closed channel: the broker has requeued it already."""
         if not self.open:
             return
-        tag: int = delivery.token[1]  # type: ignore[index]  # made in _receive
+        tag: int = delivery.token[1]
         if instruction is Instruction.ACK:
             self.ack([delivery])
             return

@@ -81,6 +81,12 @@ class SettledLine(Protocol):
     def leave_unsettled(self) -> None: ...
 
 
+def line_of(delivery: Delivery) -> SettledLine:
+    """Return the line that made the delivery's token, and that settles it."""
+    line: SettledLine = delivery.token[0]
+    return line
+
+
 class Settler:
     """Accepts settlements from any thread; channels are used on the I/O thread only."""
 
@@ -143,7 +149,7 @@ class Settler:
     def return_waiting(self, line: SettledLine) -> None:
         """Return unacked messages that wait for another attempt, because their line is paused; pending copies stay."""
         for delivery, (timer, settlement) in list(self._waiting.items()):
-            if delivery.channel is line and settlement.instruction is Instruction.KEEP:
+            if delivery.line is line and settlement.instruction is Instruction.KEEP:
                 del self._waiting[delivery]
                 self._io.cancel(timer)
                 self.give_back(delivery)
@@ -156,7 +162,7 @@ class Settler:
         handed = self._handed
         while handed:
             delivery, settlement = handed.popleft()
-            line: SettledLine = delivery.token[0]  # type: ignore[index]  # the line made it; a property costs a call
+            line: SettledLine = delivery.token[0]  # a call of line_of would cost more
             if settlement is DONE:
                 acks.setdefault(line, []).append(delivery)
             elif not line.open:
@@ -172,7 +178,7 @@ class Settler:
             self._copies.run_callbacks()
 
     def _hold(self, delivery: Delivery, settlement: Settlement) -> None:
-        line: SettledLine = delivery.channel
+        line = line_of(delivery)
         if self._stopping or (line.retired and settlement.instruction is Instruction.KEEP):
             self.give_back(delivery)
             return
@@ -186,12 +192,12 @@ class Settler:
 
     def _wait_interrupted(self, delivery: Delivery) -> None:
         self._waiting.pop(delivery, None)
-        if delivery.channel.open:
+        if not delivery.is_stale:
             self._renew(delivery)
 
     def _wait_ended(self, delivery: Delivery, settlement: Settlement) -> None:
         self._waiting.pop(delivery, None)
-        if delivery.channel.open:
+        if not delivery.is_stale:
             self._apply(delivery, settlement)
 
     def _apply(self, delivery: Delivery, settlement: Settlement) -> None:
@@ -201,7 +207,7 @@ class Settler:
         if settlement.answer is not None:
             self._answer(settlement.answer, _answered)
         if settlement.copy is None:
-            delivery.channel.instruct(delivery, settlement.instruction)
+            line_of(delivery).instruct(delivery, settlement.instruction)
         elif settlement.ack_first:
             self._ack_first(delivery, settlement.instruction, settlement.copy)
         else:
@@ -214,7 +220,7 @@ class Settler:
 
         def done(result: PublishResult) -> None:
             self._copies.end(number)
-            line: SettledLine = delivery.channel
+            line = line_of(delivery)
             if not line.open:
                 return
             if result.confirmed and settlement.instruction is Instruction.ACK:
@@ -247,12 +253,12 @@ class Settler:
         return pause * (1 + PAUSE_JITTER * (2 * self._chance() - 1))
 
     def _copy_again(self, delivery: Delivery, settlement: Settlement, copy: Message, pause: float) -> None:
-        if delivery.channel.open:
+        if not delivery.is_stale:
             self._copy(delivery, settlement, copy, pause)
 
     def _too_large(self, delivery: Delivery, settlement: Settlement, copy: Message, reason: str) -> None:
         """Handle a message stored under a higher limit: the broker can park it if its queue dead-letters rejects."""
-        line: SettledLine = delivery.channel
+        line = line_of(delivery)
         if line.line.parks and rejectable(delivery):
             log.error(
                 "Message %r of queue %r is too large to be copied (%s); it is rejected, and parked by the broker. "
@@ -289,13 +295,13 @@ class Settler:
                 *(copy.properties.message_id, delivery.queue),
             )
 
-        line: SettledLine = delivery.channel
+        line = line_of(delivery)
         line.instruct(delivery, instruction)
         line.when_processed(processed)
 
     def give_back(self, delivery: Delivery) -> None:
         """Return a delivery; an ordered line keeps it until its channel closes, because a nack may lose its place."""
-        line: SettledLine = delivery.channel
+        line = line_of(delivery)
         if line.line.in_order:
             line.leave_unsettled()
         else:

@@ -124,7 +124,7 @@ class PikaSource:
         self._io.call(lambda: self._check_empty(callback))
 
     def arrived(self, delivery: Delivery) -> None:
-        line: OpenLine = delivery.channel
+        line: OpenLine = delivery.token[0]
         if line.line.quarantine:
             # It may be the copy of a message whose ack is still pending: if the copy kills this process before the
             # broker receives the ack, both remain.
@@ -228,7 +228,7 @@ class PikaSource:
 
     def _renew(self, delivery: Delivery) -> None:
         """Return an ordered line's message to its place in the queue, and consume it again: its wait then goes on."""
-        line: OpenLine = delivery.channel
+        line: OpenLine = delivery.token[0]
         line.close()
         self._lines.pop(line.line.queue, None)
         self._open_line(line.line.queue)

@@ -47,7 +47,8 @@ class Sequencer:
         """The occupied keys, and the deliveries that wait for each."""
         self._kept: set[Delivery] = set()
         """The deliveries that have their turn and wait, unacked, for their next attempt."""
-        self._channels: dict[str, object] = {}
+        self._lines: dict[str, object] = {}
+        """The newest line of each queue."""
 
     @property
     def waiting(self) -> int:
@@ -64,7 +65,7 @@ class Sequencer:
     def take(self, token: Delivery) -> Delivery | None:
         """Take the next arrival of the token's queue and return it if it is its turn.
 
-        Return None if it must wait, if its channel has closed, or if another thread computes a key of that queue.
+        Return None if it must wait, if its line has closed, or if another thread computes a key of that queue.
         """
         line = self._line(token.queue)
         with self._lock:
@@ -104,9 +105,9 @@ class Sequencer:
             return self._passed_on(delivery)
 
     def keep(self, delivery: Delivery) -> Delivery | None:
-        """Keep a delivery unacked, with its turn; if its channel has closed, end its turn like ``done``."""
+        """Keep a delivery unacked, with its turn; if its line has closed, end its turn like ``done``."""
         with self._lock:
-            if self._channels.get(delivery.queue) is not delivery.channel:
+            if self._lines.get(delivery.queue) is not delivery.line:
                 return self._passed_on(delivery)
             if delivery in self._keys:
                 self._kept.add(delivery)
@@ -152,20 +153,19 @@ class Sequencer:
         return delivery
 
     def _lives(self, delivery: Delivery) -> bool:
-        """True if the delivery came over its queue's newest channel; the broker redelivers those of older channels."""
-        channel, known = delivery.channel, self._channels.get(delivery.queue)
-        if channel is known:
+        """True if the delivery came over its queue's newest line; the broker redelivers those of older ones."""
+        if delivery.line is self._lines.get(delivery.queue):
             return True
-        if getattr(channel, "open", True) is False:
+        if delivery.is_stale:
             return False
-        self._channels[delivery.queue] = channel
-        self._forget(delivery.queue, channel)
+        self._lines[delivery.queue] = delivery.line
+        self._forget(delivery.queue, delivery.line)
         return True
 
-    def _forget(self, queue: str, channel: object) -> None:
-        """Forget deliveries of older channels that have not begun. A running one occupies its key until it ends."""
+    def _forget(self, queue: str, newest: object) -> None:
+        """Forget deliveries of older lines that have not begun. A running one occupies its key until it ends."""
         for behind in self._behind.values():
-            left = [one for one in behind if one.queue != queue or one.channel is channel]
+            left = [one for one in behind if one.queue != queue or one.line is newest]
             behind.clear()
             behind.extend(left)
         for delivery in [one for one in self._kept if one.queue == queue]:

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, cast
+from typing import cast
 
 from django_rmq_retry.amqp.contracts import (
     CONFIRMED,
@@ -281,14 +281,14 @@ class DirectLine:
         if not self.open:
             return
         self.in_flight -= 1
-        token: Any = delivery.token
+        tag: int = delivery.token[1]
         match instruction:
             case Instruction.ACK:
-                self._channel.ack(token[1])
+                self._channel.ack(tag)
             case Instruction.COUNTED_REQUEUE:
-                self._channel.reject(token[1])
+                self._channel.reject(tag)
             case _:
-                self._channel.nack(token[1], requeue=instruction is Instruction.REQUEUE)
+                self._channel.nack(tag, requeue=instruction is Instruction.REQUEUE)
 
     def when_processed(self, callback: Callable[[bool], None]) -> None:
         """Call back immediately: settlements take effect during the call."""

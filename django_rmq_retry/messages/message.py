@@ -1,9 +1,8 @@
 """A published message, one delivery of it, and its settlement. Each message needs a Delivery, so speed counts."""
 
-from collections.abc import Hashable
 from dataclasses import FrozenInstanceError, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from django_rmq_retry.messages.properties import HEADERS, Headers, Properties, decode_properties
 
@@ -35,6 +34,13 @@ class Message:
         return self.properties.headers
 
 
+class DeliveringLine(Protocol):
+    """The subscription over which a delivery came; a delivery can be settled only as long as it is open."""
+
+    @property
+    def open(self) -> bool: ...
+
+
 @dataclass(slots=True, kw_only=True, eq=False, repr=False, weakref_slot=True)
 class _Fields:
     """The fields of a Delivery, still mutable while it is created."""
@@ -48,8 +54,11 @@ class _Fields:
     redelivered: bool = False
     quarantined: bool = False
     """True if it arrived from the quarantine queue, which holds messages that may have killed their worker."""
-    token: Hashable = field(default_factory=object)
-    """The identity of the arrival, shared by all its Delivery objects. A source's token is a tuple, channel first."""
+    token: tuple[Any, Any] = field(default_factory=lambda: (None, object()))
+    """The identity of the arrival, shared by all its Delivery objects: its line, and its tag there.
+
+    A plain tuple: each message needs one, and by timeit a named one takes 0.4 µs longer to create.
+    """
     attempt: int = 1
     data: Any = None
     key: str | None = None
@@ -143,9 +152,15 @@ class Delivery(_Fields, Generic[Data], metaclass=_Freezing):
         return self.properties.reply_to
 
     @property
-    def channel(self) -> Any:
-        """The channel of the delivery, a new one for each connection; None if no source created the delivery."""
-        return self.token[0] if isinstance(self.token, tuple) else None
+    def line(self) -> DeliveringLine | None:
+        """The line of the delivery, a new one for each connection; None if no source created the delivery."""
+        line: DeliveringLine | None = self.token[0]
+        return line
+
+    @property
+    def is_stale(self) -> bool:
+        """True if its line has closed: the broker delivers the message again, and this delivery can settle nothing."""
+        return self.line is not None and not self.line.open
 
     def __repr__(self) -> str:
         return f"<Delivery queue={self.queue!r} attempt={self.attempt} bytes={len(self.body)}>"

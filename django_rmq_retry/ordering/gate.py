@@ -50,7 +50,8 @@ class OrderGate:
         self._lock = threading.Lock()
         self._blocked: dict[str, set[str]] = {}
         """The digests of blocked keys, by queue; unblocked keys may still be among them."""
-        self._channels: dict[str, object] = {}
+        self._lines: dict[str, object] = {}
+        """The line of each queue over which its blocked keys were read."""
         self._slowed: dict[Hashable, str] = {}
         """The tokens of deliveries that have waited unacked because the limits were exceeded, with their queues."""
         self._log_at = 0.0
@@ -58,8 +59,8 @@ class OrderGate:
     def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | Verdict | None:
         if subscription.order_by is None:
             return None
-        if _channel_closed(delivery):
-            # Its channel has closed: the message is redelivered behind what failed before it. This result is unused.
+        if delivery.is_stale:
+            # The message is redelivered behind what failed before it; this result is unused.
             return DONE
         blocked = self._known(delivery)
         if not blocked:
@@ -70,7 +71,7 @@ class OrderGate:
     def leave(
         self, delivery: Delivery, subscription: Subscription, verdict: Verdict, error: BaseException | None
     ) -> Verdict:
-        if subscription.order_by is None or isinstance(error, Unready) or _channel_closed(delivery):
+        if subscription.order_by is None or isinstance(error, Unready) or delivery.is_stale:
             return verdict
         if verdict.kind in (Kind.ACK, Kind.DISCARD):
             blocked = self._blocked.get(delivery.queue)
@@ -86,15 +87,15 @@ class OrderGate:
         return verdict
 
     def _known(self, delivery: Delivery) -> set[str]:
-        """Return the blocked keys of the queue, read again on each new channel: another process may have had it."""
-        channel, queue = delivery.channel, delivery.queue
-        if queue in self._blocked and self._channels.get(queue) is channel:
+        """Return the blocked keys of the queue, read again on each new line: another process may have had it."""
+        line, queue = delivery.line, delivery.queue
+        if queue in self._blocked and self._lines.get(queue) is line:
             return self._blocked[queue]
         with self._lock:
-            if queue not in self._blocked or self._channels.get(queue) is not channel:
+            if queue not in self._blocked or self._lines.get(queue) is not line:
                 rows = BlockedKey.objects.using(database()).filter(queue=queue)
                 self._blocked[queue] = set(rows.values_list("digest", flat=True))
-                self._channels[queue] = channel
+                self._lines[queue] = line
                 self._slowed = {one: where for one, where in self._slowed.items() if where != queue}
             return self._blocked[queue]
 
@@ -178,8 +179,3 @@ def _store(blocked_key: BlockedKey, delivery: Delivery, *, even_if_full: bool) -
             f"it cannot wait behind a failed message with its ordering key, because its {size} bytes broke the "
             f"connection to database {connection.alias!r}: {ErrorNote.of(error)}"
         ) from error
-
-
-def _channel_closed(delivery: Delivery) -> bool:
-    """Return True if the channel has closed: the message is redelivered, and that delivery decides the outcome."""
-    return getattr(delivery.channel, "open", True) is False

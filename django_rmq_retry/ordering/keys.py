@@ -41,8 +41,8 @@ SEARCH_SECONDS = 3.0
 """Seconds between two searches for messages that an operator or another process has resolved."""
 MOST_AT_ONCE = 100
 
-_channels: WeakKeyDictionary[object, str] = WeakKeyDictionary()
-"""A name for each channel, unique among all processes; a delivery's tag is unique only on its channel."""
+_lines: WeakKeyDictionary[object, str] = WeakKeyDictionary()
+"""A name for each line, unique among all processes; a delivery's tag is unique only on its line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +91,10 @@ def identities(record: ParkedMessage) -> tuple[str, ...]:
 
 def _arrival(delivery: Delivery) -> tuple[str, ...]:
     """Return texts that identify a delivery, and are the same for each of its attempts."""
-    if not isinstance(delivery.token, tuple):
+    line, tag = delivery.token
+    if line is None:
         return (uuid4().hex,)
-    channel, *tag = delivery.token
-    return _channels.setdefault(channel, uuid4().hex), *map(str, tag)
+    return _lines.setdefault(line, uuid4().hex), str(tag)
 
 
 class WaitingLimit(Enum):

@@ -284,8 +284,8 @@ def _queue(delivery: Delivery) -> str:
 
 
 def _tag(delivery: Delivery) -> int | None:
-    """Return the delivery tag, if the message has come from a channel."""
-    tag: object = delivery.token[1] if isinstance(delivery.token, tuple) else None
+    """Return the delivery tag, if the message has come over a line."""
+    tag: object = delivery.token[1]
     return tag if isinstance(tag, int) else None
 
 

@@ -6,6 +6,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.amqp import Line, auto_ack_line
+from django_rmq_retry.amqp.open_line import OpenLine
 from django_rmq_retry.messages import DONE, Instruction, Settlement
 from tests.amqp.declared import has, ready
 from tests.amqp.live import consuming
@@ -52,7 +53,7 @@ def test_a_process_buffers_messages_only_up_to_its_limits(
         wait_until(lambda: source.ready)
         fill(amqp, 300, kind=kind, size=1000)
         taken = [seen.next()]
-        line = taken[0].channel
+        line: OpenLine = taken[0].token[0]
         wait_until(lambda: line.quiet, what="no more is taken")
         left = ready(amqp, "q")
         source.settle(taken[0], DONE)
@@ -93,7 +94,8 @@ def test_a_pause_loses_nothing(broker_url: str, amqp: BlockingChannel) -> None:
     with consuming(broker_url, LINE) as (source, seen):
         first, second = seen.next(), seen.next()
         source.pause("q")
-        wait_until(lambda: first.channel.quiet, what="the pause")
+        line: OpenLine = first.token[0]
+        wait_until(lambda: line.quiet, what="the pause")
         fill(amqp, 1)
         has(amqp, "q", 1)
         source.settle(first, DONE)

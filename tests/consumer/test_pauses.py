@@ -1,6 +1,7 @@
 """Unacked messages of a consumer when one of its queues is paused."""
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 from django_rmq_retry import Delivery, Queue, RetryThenPark
@@ -30,8 +31,8 @@ class Source:
 
 
 def test_a_message_redelivered_during_a_pause_still_gets_a_thread() -> None:
-    channel = object()
-    first, second = (Delivery(queue=QUEUE, body=b"%d" % number, token=(channel, number)) for number in (1, 2))
+    line = SimpleNamespace(open=True)
+    first, second = (Delivery(queue=QUEUE, body=b"%d" % number, token=(line, number)) for number in (1, 2))
     handler = Subscription(
         name="post",
         run=print,

@@ -9,14 +9,14 @@ from django_rmq_retry.consumer.workers import Workers
 from tests.tooling.waiting import wait_until
 
 
-class Channel:
-    """A channel, which distinguishes the deliveries of one connection from those of another."""
+class Line:
+    """A line, which distinguishes the deliveries of one connection from those of another."""
 
     open = True
 
 
-def arrival(key: str, number: int, channel: object, *, queue: str = "q") -> Delivery:
-    body, token = str(number).encode(), (channel, number)
+def arrival(key: str, number: int, line: object, *, queue: str = "q") -> Delivery:
+    body, token = str(number).encode(), (line, number)
     return Delivery(queue=queue, body=body, routing_key=key, token=token, key=key or None)
 
 
@@ -33,8 +33,8 @@ def taken(turns: Sequencer, queue: str = "q") -> Delivery | None:
 
 
 def test_messages_of_one_ordering_key_take_turns_and_others_do_not_wait() -> None:
-    channel = Channel()
-    a1, a2, b1 = (arrival(key, number, channel) for number, key in enumerate("aab"))
+    line = Line()
+    a1, a2, b1 = (arrival(key, number, line) for number, key in enumerate("aab"))
     turns = sequencer(a1, a2, b1)
 
     assert [taken(turns), taken(turns), taken(turns)] == [a1, None, b1]
@@ -46,8 +46,8 @@ def test_messages_of_one_ordering_key_take_turns_and_others_do_not_wait() -> Non
 
 
 def test_messages_without_ordering_key_do_not_wait() -> None:
-    channel = Channel()
-    first, second = arrival("", 1, channel), arrival("", 2, channel)
+    line = Line()
+    first, second = arrival("", 1, line), arrival("", 2, line)
     turns = sequencer(first, second)
 
     assert [taken(turns), taken(turns), taken(turns)] == [first, second, None]
@@ -58,8 +58,8 @@ def test_a_message_with_a_failing_key_blocks_none_and_is_attempted() -> None:
     def broken(delivery: Delivery) -> str:
         raise RecursionError(delivery.routing_key)
 
-    channel = Channel()
-    first, second = arrival("a", 1, channel), arrival("a", 2, channel)
+    line = Line()
+    first, second = arrival("a", 1, line), arrival("a", 2, line)
     turns = Sequencer(broken)
     turns.add(first)
     turns.add(second)
@@ -68,8 +68,8 @@ def test_a_message_with_a_failing_key_blocks_none_and_is_attempted() -> None:
 
 
 def test_an_unacked_message_blocks_its_key_until_it_is_done() -> None:
-    channel = Channel()
-    first, second = arrival("a", 1, channel), arrival("a", 2, channel)
+    line = Line()
+    first, second = arrival("a", 1, line), arrival("a", 2, line)
     turns = sequencer(first)
     taken(turns)
 
@@ -82,7 +82,7 @@ def test_an_unacked_message_blocks_its_key_until_it_is_done() -> None:
 
 
 def test_messages_waiting_on_a_lost_channel_are_dropped() -> None:
-    old, new = Channel(), Channel()
+    old, new = Line(), Line()
     first, second = arrival("a", 1, old), arrival("a", 2, old)
     again, too = arrival("a", 1, new), arrival("a", 2, new)
     turns = sequencer(first, second)
@@ -98,7 +98,7 @@ def test_messages_waiting_on_a_lost_channel_are_dropped() -> None:
 
 
 def test_an_unacked_message_of_a_lost_channel_unblocks_its_key() -> None:
-    old, new = Channel(), Channel()
+    old, new = Line(), Line()
     first, again = arrival("a", 1, old), arrival("a", 1, new)
     turns = sequencer(first)
     taken(turns)
@@ -110,7 +110,7 @@ def test_an_unacked_message_of_a_lost_channel_unblocks_its_key() -> None:
 
 
 def test_a_message_kept_on_a_lost_channel_unblocks_its_key() -> None:
-    old, new = Channel(), Channel()
+    old, new = Line(), Line()
     first, again, other = arrival("a", 1, old), arrival("a", 1, new), arrival("b", 2, new)
     turns = sequencer(first)
     taken(turns)
@@ -123,7 +123,7 @@ def test_a_message_kept_on_a_lost_channel_unblocks_its_key() -> None:
 
 
 def test_a_delivery_of_a_closed_channel_is_not_started() -> None:
-    closed = Channel()
+    closed = Line()
     closed.open = False
     turns = sequencer(arrival("a", 1, closed))
 
@@ -132,7 +132,7 @@ def test_a_delivery_of_a_closed_channel_is_not_started() -> None:
 
 
 def test_a_lost_channel_leaves_other_queues_alone() -> None:
-    here, there = Channel(), Channel()
+    here, there = Line(), Line()
     first, second = arrival("a", 1, here), arrival("a", 2, here)
     turns = sequencer(first, second, arrival("z", 3, there, queue="other"))
 
@@ -142,8 +142,8 @@ def test_a_lost_channel_leaves_other_queues_alone() -> None:
 
 
 def test_a_stop_drops_messages_that_have_not_begun() -> None:
-    channel = Channel()
-    first, second, third = arrival("a", 1, channel), arrival("a", 2, channel), arrival("b", 3, channel)
+    line = Line()
+    first, second, third = arrival("a", 1, line), arrival("a", 2, line), arrival("b", 3, line)
     turns = sequencer(first, second, third)
     taken(turns)
     taken(turns)
@@ -155,8 +155,8 @@ def test_a_stop_drops_messages_that_have_not_begun() -> None:
 
 
 def test_under_many_threads_each_key_keeps_its_order_and_never_runs_twice_at_once() -> None:
-    channel = Channel()
-    arrivals = [arrival("abcde"[number % 5], number, channel) for number in range(2000)]
+    line = Line()
+    arrivals = [arrival("abcde"[number % 5], number, line) for number in range(2000)]
     seen: dict[str, list[int]] = defaultdict(list)
     busy: dict[str, threading.Lock] = defaultdict(threading.Lock)
     overlaps: list[str] = []
@@ -187,7 +187,7 @@ def test_under_many_threads_each_key_keeps_its_order_and_never_runs_twice_at_onc
 
 
 def test_different_keys_run_side_by_side() -> None:
-    channel = Channel()
+    line = Line()
     both = threading.Barrier(2, timeout=20)
     met: list[str] = []
 
@@ -201,7 +201,7 @@ def test_different_keys_run_side_by_side() -> None:
     workers = Workers(2, work)
     turns = Sequencer(lambda delivery: delivery.key, again=workers.add)
     workers.start()
-    for one in (arrival("a", 1, channel), arrival("b", 2, channel)):
+    for one in (arrival("a", 1, line), arrival("b", 2, line)):
         turns.add(one)
         workers.add(one)
     wait_until(lambda: len(met) == 2, what="both have run")
@@ -243,9 +243,9 @@ class Slow:
 
 
 def test_a_slow_order_by_delays_only_its_own_queue() -> None:
-    channel = Channel()
-    first, second, third = (arrival(key, number, channel) for number, key in ((1, "a"), (2, "a"), (3, "b")))
-    slow = Slow(first, second, third, arrival("a", 4, channel, queue="other"))
+    line = Line()
+    first, second, third = (arrival(key, number, line) for number, key in ((1, "a"), (2, "a"), (3, "b")))
+    slow = Slow(first, second, third, arrival("a", 4, line, queue="other"))
     turns = slow.turns
 
     elsewhere = taken(turns, "other")
@@ -261,8 +261,8 @@ def test_a_slow_order_by_delays_only_its_own_queue() -> None:
 
 
 def test_a_kept_message_is_attempted_during_a_slow_order_by() -> None:
-    channel = Channel()
-    kept, first = arrival("k", 0, channel), arrival("a", 1, channel)
+    line = Line()
+    kept, first = arrival("k", 0, line), arrival("a", 1, line)
     slow = Slow(kept, first, wait=False)
     assert taken(slow.turns) is kept
     assert slow.turns.keep(kept) is None
@@ -274,8 +274,8 @@ def test_a_kept_message_is_attempted_during_a_slow_order_by() -> None:
 
 
 def test_a_stop_and_a_pause_do_not_wait_for_order_by() -> None:
-    channel = Channel()
-    first, second, third = (arrival("a", number, channel) for number in (1, 2, 3))
+    line = Line()
+    first, second, third = (arrival("a", number, line) for number in (1, 2, 3))
     slow = Slow(first, second)
 
     assert slow.turns.give_up(["q"]) == [second]
