@@ -19,9 +19,15 @@ OPERATING = frozenset({
     ("parked.selection", "Selection"),
 })  # fmt: skip
 """The public names of packages without a front."""
+ROOMS = [
+    *("messages", "policies", "handlers", "publishing", "models", "breakers", "health", "telemetry", "alerts"),
+    *("consumer", "amqp", "parked", "admin", "management"),
+]
+"""The packages whose modules are listed by subject."""
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "django_rmq_retry"
 PAGE = page("architecture.md").read_text()
+PIKA_PAGE = page("pika.md").read_text()
 LAYERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"][::-1]
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
 
@@ -51,6 +57,25 @@ def first_column(heading: str) -> list[str]:
     return re.findall(r"^\| `([^`]+)`", table[0], re.MULTILINE)
 
 
+def defined_in(module: str) -> set[str]:
+    """The classes, functions and methods of a module."""
+    code = (PACKAGE / Path(*module.split("."))).with_suffix(".py").read_text()
+    return set(re.findall(r"^ *(?:async )?(?:def|class) (\w+)", code, re.MULTILINE))
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Each name that stands in brackets behind a module, with that module: `links` (`LinkTemplate`)."""
+    found = re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)` \((`[^()]+`)\)", PAGE)
+    return sorted({(module, name) for module, text in found for name in re.findall(r"`([\w.]+)`", text)})
+
+
+def steps() -> list[tuple[list[str], list[str]]]:
+    """The modules of each step of a message's way, and the functions that take it."""
+    rows = re.findall(r"^\| \d+\. [^|]* \| ([^|]*) \| ([^|]+) \|$", PAGE, re.MULTILINE)
+    found = [[re.findall(r"`([\w.]+)`", cell) for cell in row] for row in rows]
+    return [(modules, names) for modules, names in found if names]
+
+
 def test_the_picture_shows_every_package_once() -> None:
     shown = [name for line in packages() for name in line]
     there = {module.split(".")[0] for module in MODULES} - {"__init__", "locale"}
@@ -64,9 +89,21 @@ def test_the_picture_shows_packages_in_their_import_order() -> None:
     assert order == sorted(order, reverse=True)
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", PAGE))))
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", PAGE + PIKA_PAGE))))
 def test_every_module_on_the_page_exists(name: str) -> None:
     assert name in MODULES
+
+
+@pytest.mark.parametrize(("module", "name"), pairs())
+def test_a_name_in_brackets_behind_a_module_is_defined_in_that_module(module: str, name: str) -> None:
+    assert set(name.split(".")) <= defined_in(module)
+
+
+@pytest.mark.parametrize(("modules", "names"), steps())
+def test_each_function_of_a_step_is_defined_in_a_module_of_that_step(modules: list[str], names: list[str]) -> None:
+    defined = set().union(*map(defined_in, modules))
+
+    assert {part for name in names for part in name.split(".")} <= defined
 
 
 def test_every_function_class_and_room_on_the_page_is_defined() -> None:
@@ -79,8 +116,8 @@ def test_every_function_class_and_room_on_the_page_is_defined() -> None:
     assert sorted(named - values - defined) == []
 
 
-@pytest.mark.parametrize("package", ["consumer", "amqp", "parked", "admin", "management"])
-def test_the_rooms_of_a_large_package_hold_each_module_once(package: str) -> None:
+@pytest.mark.parametrize("package", ROOMS)
+def test_the_rooms_of_a_package_hold_each_module_once(package: str) -> None:
     table = re.search(rf"^\| Subject \| Modules of `{package}` \|.*?\n\n", PAGE, re.DOTALL | re.MULTILINE)
     assert table
     modules = {module.split(".")[1] for module in MODULES if module.startswith(f"{package}.")} - {"__init__"}
