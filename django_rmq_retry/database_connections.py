@@ -1,4 +1,4 @@
-"""The database connections of a thread: renewed, awaited for a limited time, and rid of transactions left open."""
+"""The database connections of a thread: renews lost ones, limits the wait for one, rolls back what was left open."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""HTTP requests that follow no redirect: what is meant for one address may hold a password, and is for no other."""
+"""HTTP requests that follow no redirect: they may carry a password, which only the given address may see."""
 
 from functools import cache
 from typing import Any

@@ -1,1 +1,1 @@
-"""Alerts: what is wrong leaves by mail and webhook when it begins, gets worse and is over."""
+"""Alerts: a mail or a webhook request tells what is wrong when it begins, when it gets worse, and when it is over."""

@@ -1,4 +1,4 @@
-"""Where an alert says what to do about its finding."""
+"""The link in an alert to the page that says what to do about its finding."""
 
 from collections.abc import Mapping
 

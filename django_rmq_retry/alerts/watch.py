@@ -12,7 +12,7 @@ from django.utils import translation
 from django_rmq_retry import database_clock
 from django_rmq_retry.alerts.found import Found, Unseen, find
 from django_rmq_retry.alerts.ledger import Alert, Ledger
-from django_rmq_retry.alerts.ways import Patient, ways
+from django_rmq_retry.alerts.ways import TimeLimitedWay, ways
 from django_rmq_retry.conf import Alerts, settings
 from django_rmq_retry.messages.texts import COLUMN_BYTES, one_line, short
 from django_rmq_retry.models import AlertWatch
@@ -41,12 +41,12 @@ class AlertWatcher(Recurring):
         *,
         with_connections: Callable[[], AbstractContextManager[object]] = nullcontext,
         look: Callable[[Alerts], Found] = find,
-        out: Sequence[Patient] | None = None,
+        out: Sequence[TimeLimitedWay] | None = None,
     ) -> None:
         super().__init__("rmq-alerts")
         self._with_connections = with_connections
         self._look = look
-        self._ways = [Patient(way) for way in ways(settings())] if out is None else out
+        self._ways = [TimeLimitedWay(way) for way in ways(settings())] if out is None else out
         self._failures = LastingFailures()
         self._name = ""
 
@@ -98,7 +98,7 @@ class AlertWatcher(Recurring):
                     # The others have their turn at the next look, so that a silent server costs one deadline.
                     break
 
-    def _send(self, way: Patient, ledger: Ledger, alert: Alert) -> bool:
+    def _send(self, way: TimeLimitedWay, ledger: Ledger, alert: Alert) -> bool:
         why = way.send(alert)
         if not why:
             ledger.sent(alert, self._now())

@@ -1,4 +1,4 @@
-"""The ways out of the house: a mail, and a signed request to a webhook."""
+"""How alerts are sent: by mail, and as signed requests to a webhook."""
 
 import hashlib
 import hmac
@@ -183,7 +183,7 @@ def failure_reason(error: BaseException) -> str:
     return f"{type(inner).__name__} ({more})" if more else type(inner).__name__
 
 
-class Patient:
+class TimeLimitedWay:
     """A way with a deadline. A try that has not answered by then is awaited before the next one begins."""
 
     def __init__(self, way: Way, *, seconds: float = SEND_SECONDS) -> None:

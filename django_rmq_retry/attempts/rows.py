@@ -1,4 +1,4 @@
-"""The rows of attempts, made from what an attempt leaves behind."""
+"""Makes the rows of the history from finished attempts."""
 
 import json
 import linecache

@@ -1,4 +1,4 @@
-"""The halted queues in the database: written by the consumers whose line stands, read by whoever reports them."""
+"""Halted queues in the database: written by the consumers that are stopped, read by pages, commands and metrics."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""The pause and the breaker of a queue in one process, and how much of the queue it consumes by them."""
+"""A queue's pause and breaker in one process: they decide whether it consumes all messages, one to probe, or none."""
 
 import threading
 from collections.abc import Mapping

@@ -152,7 +152,7 @@ class AttemptPipeline:
     def _isolate(self, state: AttemptState, subscription: Subscription) -> bool:
         """Quarantine or park a message that may have killed its worker; return False for any other message.
 
-        One with an ordering key may only wait behind another one, which its gate tells. So it is parked behind the
+        A message with an ordering key may merely be waiting its turn; only the gate knows. So it is parked behind the
         gates, by ``_skip_crashed``.
         """
         delivery = state.delivery

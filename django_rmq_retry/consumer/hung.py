@@ -1,4 +1,4 @@
-"""Handlers that their deadline could not end: found, named in the log, and their messages settled without them."""
+"""Finds handlers that their deadline could not end, logs where they hang, and settles their messages without them."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""The memory of the deliveries that stay unacked for their next attempt."""
+"""Keeps the state of each message that stays unacked until its next attempt."""
 
 from collections.abc import Callable, Collection
 from weakref import WeakKeyDictionary

@@ -118,7 +118,9 @@ def look(
     plan: bool = False,
     away: tuple[type[Exception], ...] = AWAY,
 ) -> Health:
-    """Ask the database first: it knows the queues that were declared before. One that is away hides not the other.
+    """Ask the database first: it knows the queues that were declared before.
+
+    If one does not answer, the other is still shown.
 
     The broker is asked over a session that ``opened`` opens; the errors in ``away`` mean that it does not answer.
     """

@@ -1,4 +1,4 @@
-"""Chores: old inbox entries are deleted; records of twins, parked copies of handled messages, are closed."""
+"""Deletes old inbox entries, and closes records of parked messages of which another copy was handled (twins)."""
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping

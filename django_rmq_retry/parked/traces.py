@@ -1,4 +1,4 @@
-"""What rows about other things hold of erased messages: stored names, attempts, queues, consumers and alerts."""
+"""Erases what other tables hold of a message: stored names, attempts, queues, consumers and alerts."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

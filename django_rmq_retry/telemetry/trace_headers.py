@@ -1,4 +1,4 @@
-"""The headers by which a message continues a trace, as long as they may be."""
+"""The headers by which a message continues a trace; those of a wrong type or length are ignored."""
 
 from collections.abc import Iterable
 

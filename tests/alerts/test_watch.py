@@ -20,7 +20,7 @@ from django_rmq_retry.alerts import ledger, watch
 from django_rmq_retry.alerts.found import Found, Unseen, find
 from django_rmq_retry.alerts.ledger import Alert
 from django_rmq_retry.alerts.watch import AlertWatcher
-from django_rmq_retry.alerts.ways import Patient
+from django_rmq_retry.alerts.ways import TimeLimitedWay
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import AlertWatch, QueueControl
 from tests.alerts.made import HALTED, IDLE
@@ -58,7 +58,7 @@ class Kept:
 
 
 def watcher(way: Kept, *found: Any, name: str = "") -> AlertWatcher:
-    one = AlertWatcher(look=lambda _wanted: Found(findings=found), out=[Patient(way)])
+    one = AlertWatcher(look=lambda _wanted: Found(findings=found), out=[TimeLimitedWay(way)])
     one._name = name
     return one
 
@@ -130,7 +130,9 @@ def test_a_way_that_fails_is_logged_once_without_secrets_and_holds_up_no_other(
 ) -> None:
     broken, well = Kept(ValueError(f"https://bank:pa55word@hook{PATH}")), Kept()
     well.name = "webhook"
-    one = AlertWatcher(look=lambda _wanted: Found(findings=(IDLE, HALTED)), out=[Patient(broken), Patient(well)])
+    one = AlertWatcher(
+        look=lambda _wanted: Found(findings=(IDLE, HALTED)), out=[TimeLimitedWay(broken), TimeLimitedWay(well)]
+    )
     look(one, 4)
 
     assert sorted(well.got) == ["begins HALTED", "begins IDLE"]
@@ -152,7 +154,7 @@ def test_a_database_that_is_away_ends_no_thread(caplog: pytest.LogCaptureFixture
     def away(_wanted: object) -> Found:
         raise error
 
-    one = AlertWatcher(look=away, out=[Patient(Kept())])
+    one = AlertWatcher(look=away, out=[TimeLimitedWay(Kept())])
     waits = [one.turn() for _ in range(3)]
 
     assert [wait > 0 for wait in waits] == [True] * 3

@@ -20,7 +20,7 @@ from django_rmq_retry import conf
 from django_rmq_retry.alerts.found import AlertFinding
 from django_rmq_retry.alerts.ledger import Alert, AlertEvent
 from django_rmq_retry.alerts.runbook import runbook
-from django_rmq_retry.alerts.ways import Patient, Undelivered, Way, failure_reason, ways
+from django_rmq_retry.alerts.ways import TimeLimitedWay, Undelivered, Way, failure_reason, ways
 from django_rmq_retry.health.rules import Code, Severity
 from tests.alerts.receiving import PATH, SECRET, Receiver
 from tests.commands.running import Exit, run
@@ -57,7 +57,7 @@ def only_way() -> Way:
 
 def test_a_webhook_can_be_verified_by_its_signature_over_timestamp_and_body(receiving: Receiver) -> None:
     with configured(WEBHOOK=receiving.url, SECRET=SECRET):
-        assert Patient(only_way()).send(ALERT) == ""
+        assert TimeLimitedWay(only_way()).send(ALERT) == ""
     ((headers, body),) = receiving.got
     signed = headers["Rmq-Retry-Timestamp"].encode() + b"." + body
 
@@ -86,7 +86,7 @@ def test_a_webhook_can_be_verified_by_its_signature_over_timestamp_and_body(rece
 
 def test_a_mail_says_what_is_wrong_what_to_do_and_where_to_look() -> None:
     with configured(MAIL=["ops@bank.example", "lead@bank.example"]):
-        assert Patient(only_way()).send(ALERT) == ""
+        assert TimeLimitedWay(only_way()).send(ALERT) == ""
     (sent,) = mail.outbox
 
     assert sent.to == ["ops@bank.example", "lead@bank.example"]
@@ -115,8 +115,8 @@ def test_the_runbook_of_each_finding_is_a_section_that_exists(code: Code) -> Non
 def test_the_projects_own_runbook_is_linked_with_the_code_of_the_finding() -> None:
     own = "https://wiki.bank/run?on={subject}#{code}"
     with configured(MAIL=["ops@bank.example"], RUNBOOK=own):
-        Patient(only_way()).send(replace(ALERT, finding=replace(FINDING, subject="pay in/eu")))
-        Patient(only_way()).send(replace(ALERT, finding=replace(FINDING, subject="")))
+        TimeLimitedWay(only_way()).send(replace(ALERT, finding=replace(FINDING, subject="pay in/eu")))
+        TimeLimitedWay(only_way()).send(replace(ALERT, finding=replace(FINDING, subject="")))
 
     first, second = (re.findall("Runbook: (.*)", str(one.body)) for one in mail.outbox)
     assert first == ["https://wiki.bank/run?on=pay%20in%2Feu#NO_CONSUMER"]
@@ -125,21 +125,21 @@ def test_the_projects_own_runbook_is_linked_with_the_code_of_the_finding() -> No
 
 def test_a_mail_to_the_admins_reaches_them() -> None:
     with configured(MAIL="admins"), override_settings(ADMINS=ROOT):
-        assert Patient(only_way()).send(ALERT) == ""
+        assert TimeLimitedWay(only_way()).send(ALERT) == ""
 
     assert [one.to for one in mail.outbox] == [["root@bank.example"]]
 
 
 def test_a_mail_to_no_admins_is_not_sent() -> None:
     with configured(MAIL="admins"), override_settings(ADMINS=[]):
-        assert Patient(only_way()).send(ALERT) == "the setting ADMINS is empty"
+        assert TimeLimitedWay(only_way()).send(ALERT) == "the setting ADMINS is empty"
 
 
 @pytest.mark.parametrize("status", [302, 400, 500])
 def test_a_webhook_that_refuses_or_redirects_has_not_accepted(receiving: Receiver, status: int) -> None:
     receiving.status, receiving.location = status, receiving.url
     with configured(WEBHOOK=receiving.url, SECRET=SECRET):
-        assert Patient(only_way()).send(ALERT) == f"it answered {status}"
+        assert TimeLimitedWay(only_way()).send(ALERT) == f"it answered {status}"
 
     assert len(receiving.got) == 1
 
@@ -149,7 +149,7 @@ def test_a_webhook_that_is_down_is_named_without_its_address() -> None:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}{PATH}"
         with configured(WEBHOOK=url, SECRET=SECRET):
-            assert Patient(only_way()).send(ALERT) == "ConnectionRefusedError (Connection refused)"
+            assert TimeLimitedWay(only_way()).send(ALERT) == "ConnectionRefusedError (Connection refused)"
 
 
 class Silent:
@@ -168,10 +168,10 @@ class Silent:
 
 def test_a_way_that_is_silent_costs_its_deadline_and_gets_no_second_try_beside_the_first() -> None:
     way = Silent()
-    patient = Patient(way, seconds=0.2)
-    reasons = [patient.send(ALERT) for _ in range(3)]
+    limited = TimeLimitedWay(way, seconds=0.2)
+    reasons = [limited.send(ALERT) for _ in range(3)]
     way.over.set()
-    wait_until(lambda: patient.send(ALERT) == "")
+    wait_until(lambda: limited.send(ALERT) == "")
 
     assert reasons == ["it did not answer within 0.2 s"] * 3
     assert way.sent == ["a1"]

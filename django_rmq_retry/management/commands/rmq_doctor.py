@@ -6,7 +6,7 @@ from dataclasses import asdict
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandParser
 
-from django_rmq_retry.alerts.ways import TEST, Patient, ways
+from django_rmq_retry.alerts.ways import TEST, TimeLimitedWay, ways
 from django_rmq_retry.conf import settings
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.health.problems import Limits
@@ -78,7 +78,7 @@ class Command(RmqCommand):
         return Exit.UNHEALTHY if failed else Exit.DONE
 
     def _test_alerts(self, options: Options) -> Exit:
-        tried = [(one, Patient(one).send(TEST)) for one in ways(settings())]
+        tried = [(one, TimeLimitedWay(one).send(TEST)) for one in ways(settings())]
         if options["json"]:
             items = [{"way": one.name, "to": one.to, "sent": not why, "reason": why} for one, why in tried]
             self.document("doctor_alerts/1", items=items)
