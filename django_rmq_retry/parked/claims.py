@@ -44,7 +44,7 @@ CLAIM_SECONDS = 60.0
 """Minimum seconds for which the process that claimed a message is assumed to be sending it."""
 EXPIRED_AT_ONCE = 500
 
-Prepare = Callable[[RequeueRun, ParkedMessage], Message | ItemReason]
+Copy = Callable[[ParkedMessage], Message | ItemReason]
 """Returns the copy to send, or the reason why the message cannot be sent."""
 
 RESTORED = ("state", "unconfirmed", "requeued_at", "requeued_by")
@@ -80,7 +80,7 @@ def claim_lifetime() -> float:
 
 
 @transaction_of(ParkedMessage)
-def claim(run_id: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare) -> list[Claim]:
+def claim(run_id: int, driver: str, items: Sequence[RequeueItem], copies: Callable[[RequeueRun], Copy]) -> list[Claim]:
     """Claim items for sending; items whose record has changed since it was chosen are skipped, with the reason.
 
     Nothing is claimed if the run is not running or another driver owns it.
@@ -94,13 +94,14 @@ def claim(run_id: int, driver: str, items: Sequence[RequeueItem], prepare: Prepa
         return []
     changed_since = [item.message_id for item in items if _is_other(messages.get(item.message_id), item)]
     sent = sent_by_others(known, changed_since) if changed_since else {}
+    copy = copies(known)
     for item in items:
         message = messages.get(item.message_id)
         if message is None or not message.open:
             left_out[item.pk] = ItemReason.SENT_BEFORE if item.message_id in sent else ItemReason.RESOLVED
             continue
         changed = ItemReason.SENT_BEFORE if message.pk in sent else ItemReason.CHANGED
-        prepared = prepare(known, message) if message.revision == item.revision else changed
+        prepared = copy(message) if message.revision == item.revision else changed
         if isinstance(prepared, ItemReason):
             left_out[item.pk] = prepared
         else:

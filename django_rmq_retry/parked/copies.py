@@ -4,6 +4,7 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from django_rmq_retry.amqp.contracts import Cause, PublishResult, unanswered, unwritable
 from django_rmq_retry.amqp.frames import check_writable
@@ -14,7 +15,7 @@ from django_rmq_retry.messages.identity import message_identity
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.parked_copy import Original, requeued
 from django_rmq_retry.models import ItemReason, MessageVersion, ParkedMessage, RequeueRun
-from django_rmq_retry.parked.claims import Claim, ClaimResult
+from django_rmq_retry.parked.claims import Claim, ClaimResult, Copy
 from django_rmq_retry.parked.operators import refusal, user_of
 from django_rmq_retry.publishing import broker_connections
 
@@ -24,12 +25,26 @@ QUIET_SECONDS = 1.0
 """Seconds without any result after which a driver looks why there is none."""
 
 
-def copy_for(run: RequeueRun, message: ParkedMessage) -> Message | ItemReason:
+def copies_of(run: RequeueRun) -> Copy:
+    """Return what makes the copies of one slice: the accounts that are checked are read once for all its messages.
+
+    The permissions of a second person who approved the run are checked as well. An operator who uses commands has
+    access to the server anyway, and is not checked.
+    """
+    checked = [run.by_user_id] if run.source == "admin" else []
+    checked += [run.approved_by_user_id] if run.approved_by else []
+    return partial(_copy, run, [user_of(one) for one in checked])
+
+
+def _copy(run: RequeueRun, accounts: Sequence[Any], message: ParkedMessage) -> Message | ItemReason:
+    """Return the copy of a message; None among the accounts is one that no longer exists."""
     target = run.target or message.queue
     if not target:
         return ItemReason.NO_QUEUE
-    if refused := _refusal(run, message):
-        return refused
+    if None in accounts:
+        return ItemReason.ACCOUNT_GONE
+    if any(refusal(one, "requeue", message) for one in accounts):
+        return ItemReason.REFUSED
     original = contents(message)
     ticket = Ticket(record=message.pk, cycle=message.cycle + 1)
     signed = ticket.signed(message_identity(target, original.properties.message_id, original.body))
@@ -84,22 +99,6 @@ def publish(
     # The I/O thread has stopped answering, so these messages may or may not have been sent.
     lost = unanswered(Cause.IO_STOPPED, "the I/O thread does not answer")
     return [results.get(one.item) or ClaimResult(claim=one, result=lost) for one in claims]
-
-
-def _refusal(run: RequeueRun, message: ParkedMessage) -> ItemReason | None:
-    """Return the reason to skip a message by the current permissions of the run's operator and the project's own rules.
-
-    The permissions of a second person who approved the run are checked as well. An operator who uses commands has
-    access to the server anyway, and is not checked.
-    """
-    checked = [run.by_user_id] if run.source == "admin" else []
-    checked += [run.approved_by_user_id] if run.approved_by else []
-    if None in checked:
-        return ItemReason.ACCOUNT_GONE
-    users = [user_of(one) for one in checked]
-    if any(user is None or refusal(user, "requeue", message) for user in users):
-        return ItemReason.REFUSED
-    return None
 
 
 def _writable(copy: Message) -> bool:

@@ -9,7 +9,7 @@ from django.db import DatabaseError
 from django_rmq_retry.amqp.contracts import Cause, Outcome, unsent
 from django_rmq_retry.models import ItemReason, ParkedMessage, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked.claims import Claim, ClaimResult, claim, claim_lifetime, skip_items, store_results
-from django_rmq_retry.parked.copies import copy_for, publish
+from django_rmq_retry.parked.copies import copies_of, publish
 from django_rmq_retry.parked.database import locked_run, transaction_of
 from django_rmq_retry.parked.lease import RunLease
 from django_rmq_retry.parked.next_items import Choice
@@ -39,7 +39,7 @@ class ItemSender:
         if not choice.items:
             return self._idle(run, choice, depths)
         begun = self._clock()
-        claims = claim(run.pk, self._lease.driver, choice.items, copy_for)
+        claims = claim(run.pk, self._lease.driver, choice.items, copies_of)
         results = self._publish(run, claims, begun)
         store_results(run.pk, results)
         self._pace.spend(len(claims))

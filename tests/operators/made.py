@@ -27,7 +27,7 @@ from django_rmq_retry.parked import items, listing, requeue, steering
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import claim
-from django_rmq_retry.parked.copies import copy_for
+from django_rmq_retry.parked.copies import copies_of
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.groups import count_minutes, minute_of
 from django_rmq_retry.parked.operators import Actor
@@ -139,7 +139,7 @@ def list_part_of(run: RequeueRun, driver: str = "me") -> None:
 
 def claimed_of(run: RequeueRun, driver: str = "me", **which: Any) -> list[Any]:
     """Claim the items of a run for a driver, as it does before it sends them."""
-    return list(claim(run.pk, driver, list(run.items.filter(**which)), copy_for))
+    return list(claim(run.pk, driver, list(run.items.filter(**which)), copies_of))
 
 
 def discard_messages(chosen: Chosen, by: Actor = ANN, *, category: str = "test", **options: Any) -> Done:

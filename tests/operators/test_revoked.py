@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.models import ItemReason
@@ -46,3 +48,20 @@ def test_a_run_sends_nothing_after_its_operator_loses_the_permission(
     items = list(run.items.order_by("place").values_list("state", "skip_code"))
     assert items == [("sent", ""), ("skipped", why), ("skipped", why)]
     assert int(wired.queue_declare(QUEUE, passive=True).method.message_count) == 1
+
+
+@pytest.mark.usefixtures("wired")
+def test_the_account_of_the_operator_is_read_once_for_each_slice() -> None:
+    """It was read for each message, with all its permissions."""
+    ann, clock = person("ann", "requeue"), Clock()
+    actor = Actor(name="ann", user_id=ann.pk, source="admin")
+    run = requeue_run([record().pk for _ in range(6)], actor, reason="x", rate=20)
+    one = driver_of(run, clock=clock, targets=Targets())
+    one.step()
+    clock.now += 60
+    with CaptureQueriesContext(connection) as asked:
+        one.step()
+
+    assert run.items.filter(state="sent").count() == 6
+    read = [sql["sql"] for sql in asked.captured_queries if "last_login" in sql["sql"]]
+    assert len(read) == 1
