@@ -5,10 +5,25 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, Error, connections, router
-from django.db.models import Count, Exists, IntegerField, Max, Min, OuterRef, QuerySet, Subquery, Sum
+from django.db.models import (
+    BooleanField,
+    Case,
+    Count,
+    Exists,
+    F,
+    IntegerField,
+    Max,
+    Min,
+    OuterRef,
+    QuerySet,
+    Subquery,
+    Sum,
+    When,
+)
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.halts import halted
@@ -35,6 +50,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.boxes import PendingRows
+from django_rmq_retry.models.parked import cause_name
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering.keys import blocked_figures
 from django_rmq_retry.parked.database import database
@@ -46,8 +62,6 @@ from django_rmq_retry.publishing import outbox_rows
 RECENT = timedelta(minutes=10)
 MOST_SURVEYED_MESSAGES = 1000
 """The most messages that are counted where no counter has their number."""
-MOST_GROUPS = 1000
-"""The most error groups that are added up to causes: those with the most parked messages."""
 MOST_PLACES = 3
 """The most queues of the largest cause that are named."""
 MOST_SURVEYED_PROCESSES = 1000
@@ -78,7 +92,8 @@ class LargestCause:
     count: int
     places: Mapping[str, int]
     """Its messages by queue, of the queues with the most."""
-    groups: tuple[int, ...]
+    only: int | None
+    """Its error group, if there is only one."""
     newest: int
     """New messages of the last minutes, by which a cause grows or not."""
     last_seen: datetime
@@ -217,11 +232,23 @@ def survey(*, page: bool = False) -> Survey:
     )
 
 
+class Cause(NamedTuple):
+    """The error groups that an alarm names as one: those with one title, muted or not."""
+
+    heard: bool
+    title: str
+    reasoned: bool
+    """True if it has no error: the title is the reason, as of an expired message."""
+
+    def __str__(self) -> str:
+        return cause_name(self.title, reasoned=self.reasoned)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedByOrigin:
-    """The parked messages of each error group in each queue."""
+    """The parked messages of each cause in each queue."""
 
-    counts: Mapping[tuple[int, str], int]
+    counts: Mapping[tuple[Cause, str], int]
 
     @property
     def total(self) -> int:
@@ -230,27 +257,39 @@ class ParkedByOrigin:
     @property
     def by_queue(self) -> Counter[str]:
         found = Counter[str]()
-        for (_group, queue), number in self.counts.items():
+        for (_cause, queue), number in self.counts.items():
             found[queue] += number
         return found
 
     @property
-    def by_group(self) -> dict[int, Counter[str]]:
-        """The counts by queue of each group."""
-        found: dict[int, Counter[str]] = {}
-        for (group, queue), number in self.counts.items():
-            found.setdefault(group, Counter())[queue] = number
+    def by_cause(self) -> Counter[Cause]:
+        found = Counter[Cause]()
+        for (cause, _queue), number in self.counts.items():
+            found[cause] += number
         return found
+
+    def places(self, cause: Cause) -> Counter[str]:
+        """Return the queues of a cause, each with its number of messages."""
+        return Counter({queue: number for (of, queue), number in self.counts.items() if of == cause})
 
 
 def parked_origins() -> ParkedByOrigin:
     """Count the parked messages by the counters of origins, because an open page repeats this every few seconds.
 
     One statement counts all that a page shows of them, by queue, by cause and in total: in an incident, the parts that
-    several statements counted would exceed the whole.
+    several statements counted would exceed the whole. The database adds up the groups of a cause, of which an incident
+    may have thousands.
     """
-    rows = ParkedOrigin.objects.filter(count__gt=0).order_by().values_list("group", "queue").annotate(n=Sum("count"))
-    return ParkedByOrigin(counts={(group, queue): number for group, queue, number in rows})
+    facts = {"muted": F("group__muted"), "title": F("group__title")}
+    reasoned = Case(When(group__title=F("group__reason"), then=True), default=False, output_field=BooleanField())
+    rows = ParkedOrigin.objects.filter(count__gt=0).order_by().values("queue", **facts, reasoned=reasoned)
+    counted = rows.annotate(n=Sum("count")).values_list("muted", "title", "reasoned", "queue", "n")
+    return ParkedByOrigin(
+        counts={
+            (Cause(not muted, title, bool(reasoned)), queue): number
+            for muted, title, reasoned, queue, number in counted
+        }
+    )
 
 
 def parked(now: datetime, stopped: Iterable[str], origins: ParkedByOrigin) -> tuple[ParkedCounts, SilentCopies]:
@@ -315,28 +354,26 @@ def parked_in(queues: Iterable[str]) -> dict[str, int]:
 
 def largest_cause(now: datetime, origins: ParkedByOrigin) -> LargestCause | None:
     """Return the error with the most parked messages, those of muted groups last; two queries."""
-    queues_of = origins.by_group
-    largest = sorted(queues_of, key=lambda group: queues_of[group].total(), reverse=True)[:MOST_GROUPS]
-    groups = list(ErrorGroup.objects.filter(pk__in=largest))
-    counts = Counter[tuple[bool, str]]()
-    for one in groups:
-        counts[not one.muted, one.cause] += queues_of[one.pk].total()
-    causes = sorted(((heard, count, title) for (heard, title), count in counts.items() if count), reverse=True)
-    if not causes:
+    counts = origins.by_cause
+    if not counts:
         return None
-    heard, count, title = causes[0]
-    chosen = [one for one in groups if (not one.muted, one.cause) == (heard, title)]
-    numbers = tuple(one.pk for one in chosen)
-    places = sum((queues_of[number] for number in numbers), Counter[str]())
-    lately = ParkedMinute.objects.filter(group__in=numbers, new=True, minute__gte=growth_began(now))
+    cause = max(counts, key=lambda one: (one.heard, counts[one], str(one)))
+    parked = ParkedOrigin.objects.filter(count__gt=0).values("group")
+    alike = ErrorGroup.objects.filter(title=cause.title, muted=not cause.heard, pk__in=parked)
+    groups = alike.filter(title=F("reason")) if cause.reasoned else alike.exclude(title=F("reason"))
+    facts = groups.aggregate(count=Count("pk"), first=Min("pk"), last_seen=Max("last_seen"))
+    if not facts["count"]:
+        # All its messages were decided on since they were counted.
+        return None
+    lately = ParkedMinute.objects.filter(group__in=groups.values("pk"), new=True, minute__gte=growth_began(now))
     return LargestCause(
-        title=title,
-        count=count,
-        places=dict(places.most_common(MOST_PLACES)),
-        groups=numbers,
+        title=str(cause),
+        count=counts[cause],
+        places=dict(origins.places(cause).most_common(MOST_PLACES)),
+        only=facts["first"] if facts["count"] == 1 else None,
         newest=lately.aggregate(n=Sum("count"))["n"] or 0,
-        last_seen=max(one.last_seen for one in chosen),
-        others=len(causes) - 1,
+        last_seen=facts["last_seen"],
+        others=len(counts) - 1,
     )
 
 

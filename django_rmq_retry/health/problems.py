@@ -297,7 +297,7 @@ def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
         many = limits.max_parked is None and parked.count >= PARKED_TOO_MANY
         yield Problem(
             code=Code.PARKED_MANY if many else Code.PARKED_LONG if late else Code.PARKED,
-            subject=str(survey.cause.groups[0]) if survey.cause and len(survey.cause.groups) == 1 else "",
+            subject=str(survey.cause.only) if survey.cause and survey.cause.only is not None else "",
             count=parked.count,
             since=parked.oldest,
             values={

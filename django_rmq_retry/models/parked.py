@@ -117,6 +117,11 @@ class ErrorGroups(models.Manager["ErrorGroup"]):
             groups.filter(pk__in=members).update(**{counter: reduced(counter, count)})
 
 
+def cause_name(title: str, *, reasoned: bool) -> str:
+    """Return the title; without an error, as of an expired message, it is the reason, in words."""
+    return str(reason_text(title)) if reasoned else title
+
+
 class ErrorGroup(models.Model):
     """The messages with the same cause, found by its fingerprint; the counters can be recomputed from the messages."""
 
@@ -162,8 +167,7 @@ class ErrorGroup(models.Model):
 
     @property
     def cause(self) -> str:
-        """The title; without an error, as of an expired message, it is the reason."""
-        return str(reason_text(self.title)) if self.title == self.reason else self.title
+        return cause_name(self.title, reasoned=self.title == self.reason)
 
 
 class ParkedMinute(models.Model):

@@ -14,6 +14,7 @@ from django.utils import timezone
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp.levels import Gauged, Level
+from django_rmq_retry.health.facts import parked_origins, survey
 from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.markup import NOTHING
 from django_rmq_retry.models import (
@@ -220,6 +221,41 @@ def test_the_alarm_names_the_largest_cause_and_not_the_last(page: Client) -> Non
 
     said = "! 6 messages parked: 5 GatewayTimeout, growing. In transfer 3, card 2. 1 with another cause. The oldest"
     assert said in text
+
+
+def test_the_alarm_adds_up_the_groups_of_a_cause_and_counts_the_others(page: Client) -> None:
+    """Also where the groups of one error are many, and a muted one is larger."""
+    for place in range(12):
+        made.message(made.group(title="GatewayTimeout", culprit=f"bank.gateway:post{place}"), queue=f"q{place % 2}")
+    muted = made.group(title="Noise", muted=True)
+    for _ in range(20):
+        made.message(muted)
+    made.message(made.group(title="expired", reason="expired"))
+    known = survey(page=True)
+
+    assert known.cause is not None
+    assert (known.cause.title, known.cause.count, known.cause.others) == ("GatewayTimeout", 12, 2)
+    assert (dict(known.cause.places), known.cause.only) == ({"q0": 6, "q1": 6}, None)
+    assert sum(known.parked_in.values()) == known.parked.count == 33
+    assert "33 messages parked: 12 GatewayTimeout" in shown(page, "livestatus/")
+
+
+def test_the_only_group_of_the_largest_cause_is_named_and_a_cause_without_an_error_by_its_reason(page: Client) -> None:
+    given_up = made.group(title="retries_exhausted", reason="retries_exhausted")
+    made.message(given_up)
+    known = survey(page=True)
+
+    assert known.cause is not None
+    assert (known.cause.title, known.cause.only) == ("retries exhausted", given_up.pk)
+    live = page.get("/admin/rmq_retry/livestatus/").content.decode()
+    assert f'href="/admin/rmq_retry/errorgroup/{given_up.pk}/change/"' in live
+
+
+def test_the_live_status_reads_a_row_for_each_cause_and_queue_and_not_for_each_group() -> None:
+    for place in range(12):
+        made.message(made.group(title="GatewayTimeout", culprit=f"bank.gateway:post{place}"), queue=f"q{place % 2}")
+
+    assert len(parked_origins().counts) == 2
 
 
 def test_copies_of_a_requeue_that_fail_again_are_no_growth_but_failures(page: Client) -> None:

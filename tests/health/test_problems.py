@@ -174,7 +174,7 @@ GATEWAY = LargestCause(
     title="GatewayTimeout",
     count=4000,
     places={"transfer": 2000, "card": 2000},
-    groups=(1, 2),
+    only=None,
     newest=9,
     last_seen=ago(seconds=50),
     others=11,
