@@ -59,6 +59,8 @@ from django_rmq_retry.wording import MOST_IN_A_TEXT, listed, minute, number, spa
 
 USUAL_WAITS = ("", RunWait.LISTING, RunWait.KEYS_WAIT, RunWait.CANARY_WAITS)
 """The reasons for which a requeue run waits without a problem."""
+DIED_TOGETHER = timedelta(hours=1)
+"""If no consumer is alive, those are named that died within this time before the last one, not those of last week."""
 NO_API = gettext_lazy('Unacked messages and rates are shown only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].')
 
 
@@ -450,7 +452,8 @@ def in_processes(rows: Iterable[ConsumerProcess], now: datetime) -> Iterator[Pro
         ago = _("%(span)s ago")
         names = listed(f"{row} ({ago % {'span': span(now - row.beat_at)}})" for row in gone)
         last = max(row.beat_at for row in gone)
-        values = {"names": names, "plain": listed(map(str, gone)), "span": span(now - last), "living": bool(living)}
+        lately = listed(str(row) for row in gone if last - row.beat_at < DIED_TOGETHER)
+        values = {"names": names, "plain": lately, "span": span(now - last), "living": bool(living)}
         yield Problem(code=Code.VANISHED, count=len(gone), since=last, values=values)
     for what, versions in (
         (_("the project"), Counter(row.deploy for row in living)),

@@ -1,5 +1,6 @@
 """The consuming processes as their heartbeats report them: running, stopping, without a broker, silent or vanished."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,6 +16,8 @@ from django_rmq_retry.models import ConsumerProcess
 
 KEPT_EMPTY, KEPT = timedelta(minutes=10), timedelta(days=1)
 """The ages at which the row of a vanished process is deleted: without messages in flight, and with some."""
+LOOP_DEATHS, LOOP_SPAN = 3, timedelta(minutes=30)
+"""So many processes that replaced one another and vanished within this time need somebody, although the last lives."""
 MOST_LISTED_PROCESSES = 200
 """The most processes that a page or command shows: those with the latest heartbeats."""
 
@@ -29,7 +32,7 @@ class ProcessState(StrEnum):
     """Its last heartbeats are missing."""
     VANISHED = "vanished"
     REPLACED = "replaced"
-    """Vanished, and a process that was started later reads its queues."""
+    """Vanished, and a process that was started later took its queues over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,18 +121,42 @@ def processes(*, most: int = MOST_LISTED_PROCESSES) -> list[Process]:
 
 
 def unreplaced(rows: Iterable[ConsumerProcess], now: datetime) -> list[ConsumerProcess]:
-    """Return the vanished processes, without one for each process that was started later and reads the same queues."""
-    known = list(rows)
-    free = sorted((row for row in known if row.living(now)), key=lambda row: row.started_at)
+    """Return the vanished processes that need somebody: those that nobody has replaced, and those of a crash loop.
+
+    Each process replaces one that vanished before it was started and whose queues it reads. If it vanishes itself, it
+    is the one to be replaced.
+    """
     left = []
-    for gone in sorted((row for row in known if row.vanished(now)), key=lambda row: row.beat_at):
-        later = (one for one in free if one.started_at > gone.beat_at and set(one.queues) >= set(gone.queues))
-        heir = next(later, None)
-        if heir is None:
-            left.append(gone)
-        else:
-            free.remove(heir)
+    for line in _lines(rows, now):
+        lately = [row for row in line if row.vanished(now) and now - row.beat_at < LOOP_SPAN]
+        if len(lately) >= LOOP_DEATHS:
+            left += lately
+        elif line[-1].vanished(now):
+            left.append(line[-1])
     return left
+
+
+def _lines(rows: Iterable[ConsumerProcess], now: datetime) -> list[list[ConsumerProcess]]:
+    """Return the processes in lines: each process of a line replaces the one before it, and all but the last vanished.
+
+    One that is stopping replaces nobody, because it will end itself.
+    """
+    known = sorted((row for row in rows if row.vanished(now) or row.living(now)), key=lambda row: row.started_at)
+    lines = {id(row): [row] for row in known}
+    free = deque((row, frozenset(row.queues)) for row in known)
+    for gone in sorted((row for row in known if row.vanished(now)), key=lambda row: row.beat_at):
+        # They were started too early for all that vanished later, too.
+        while free and free[0][0].started_at <= gone.beat_at:
+            free.popleft()
+        needed = frozenset(gone.queues)
+        place = next((place for place, (_row, queues) in enumerate(free) if queues >= needed), None)
+        if place is not None:
+            heir, _queues = free[place]
+            del free[place]
+            line = lines.pop(id(gone))
+            line.append(heir)
+            lines[id(heir)] = line
+    return list(lines.values())
 
 
 def queues_read(rows: Iterable[ConsumerProcess], now: datetime) -> frozenset[str] | None:

@@ -31,6 +31,7 @@ from django_rmq_retry.health.problems import (
     in_survey,
     too_many_parked,
 )
+from django_rmq_retry.health.processes import unreplaced
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, QueueControl, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.boxes import PendingRows
@@ -363,6 +364,35 @@ def test_of_dead_processes_only_those_that_nobody_has_replaced_need_somebody() -
     assert [problem.text for problem in found if problem.code is Code.VANISHED] == [
         "2 consumers without a heartbeat for 30 s: web:2 (7 min ago), web:3 (6 min ago)."
     ]
+
+
+def line(*lives: tuple[float, float], last: float | None = None) -> list[ConsumerProcess]:
+    """Processes that replaced one another: the minutes since each began and since it died; the last one may live."""
+    dead = [
+        process(number, 60 * died, queues=["a"], started_at=ago(minutes=began))
+        for number, (began, died) in enumerate(lives, 1)
+    ]
+    return dead if last is None else [*dead, process(9, queues=["a"], started_at=ago(minutes=last))]
+
+
+LINES: list[tuple[list[ConsumerProcess], list[str]]] = [
+    (line((90, 20), (19, 10), last=9), []),
+    (line((90, 20), (19, 10)), ["web:2"]),
+    (line((90, 20), (19, 10), (9, 5), last=4), ["web:1", "web:2", "web:3"]),
+    (line((90, 20), (19, 10), (9, 5)), ["web:1", "web:2", "web:3"]),
+    (line((190, 60), (59, 40), (39, 20), (19, 10), last=9), []),
+    # It has read another queue, so nobody has taken it over.
+    ([process(5, 60 * 30, queues=["a", "b"]), *line((90, 20), (19, 10), last=9)], ["web:5"]),
+    # Two died at once, and two came after them, of which one died.
+    ([process(5, 60 * 20, queues=["a"]), *line((90, 20), (19, 10), last=9)], ["web:2"]),
+]
+
+
+@pytest.mark.parametrize(("rows", "named"), LINES)
+def test_a_process_whose_replacement_died_too_is_replaced_by_the_next_but_a_crash_loop_warns(
+    rows: list[ConsumerProcess], named: list[str]
+) -> None:
+    assert sorted(map(str, unreplaced(rows, NOW))) == named
 
 
 STUCK: list[tuple[list[ConsumerProcess], str]] = [
