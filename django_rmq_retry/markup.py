@@ -6,7 +6,7 @@ it is imported: Django loads the tags of every app, also in a project without it
 
 import unicodedata
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
@@ -19,15 +19,11 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.models import ItemState, RunState, State
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.topology.drawings import clean
-from django_rmq_retry.wording import DAY, HOUR, MINUTE, minute, number
+from django_rmq_retry.wording import DAY, duration, minute, number, span
 
 BAR, GAP, HEIGHT, LEAST = 6, 2, 24, 2
 CHART_BAR, CHART_HEIGHT, LABEL_HEIGHT, LABELLED = 28, 60, 18, 3
 """The chart on the page of a group: as wide as its column, with a time below every third bar."""
-_FEW = 10 * MINUTE
-"""Below this, a span includes its seconds."""
-_SHORT = 0.1
-"""Below this, a span is in milliseconds."""
 _LONG_WORD = 32
 """Longer words between two dots of a name may break anywhere."""
 _PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "␡"}
@@ -124,26 +120,8 @@ def name(text: object) -> SafeString:
 
 
 def time_span(seconds: float | None) -> str:
-    """Return a time span: `3 ms`, `30.5 s`, `1 min 41 s`, `19 min`, `3 h 12 min`, `4 days`."""
-    if seconds is None:
-        return NOTHING
-    whole = round(seconds)
-    if whole < MINUTE:
-        return _seconds(seconds)
-    if whole < _FEW and whole % MINUTE:
-        return _("%(minutes)d min %(seconds)d s") % {"minutes": whole // MINUTE, "seconds": whole % MINUTE}
-    if whole < HOUR:
-        return _("%(count)d min") % {"count": whole // MINUTE}
-    if whole < DAY:
-        return _("%(hours)d h %(minutes)d min") % {"hours": whole // HOUR, "minutes": whole % HOUR // MINUTE}
-    return ngettext("%(count)d day", "%(count)d days", whole // DAY) % {"count": whole // DAY}
-
-
-def _seconds(seconds: float) -> str:
-    if 0 < seconds < _SHORT:
-        return _("%(count)s ms") % {"count": max(round(seconds * 1000), 1)}
-    shown = f"{seconds:.0f}" if float(seconds).is_integer() else f"{seconds:.1f}"
-    return _("%(count)s s") % {"count": shown}
+    """Return how long something takes; a dash if it is unknown."""
+    return NOTHING if seconds is None else duration(seconds)
 
 
 def time_ago(at: datetime | None) -> SafeString | str:
@@ -152,12 +130,9 @@ def time_ago(at: datetime | None) -> SafeString | str:
         return NOTHING
     passed = (database_clock.reckoned(database()) - at).total_seconds()
     seconds = int(abs(passed))
-    if MINUTE <= seconds < HOUR:
-        # An age needs no seconds.
-        seconds -= seconds % MINUTE
     if seconds < DAY:
         text = _("%(span)s ago") if passed >= 0 else _("in %(span)s")
-        return _time(at, text % {"span": time_span(seconds)})
+        return _time(at, text % {"span": span(timedelta(seconds=seconds))})
     days = seconds // DAY
     # These texts are separate because in some languages "a day ago" and "for a day" use different forms.
     text = (

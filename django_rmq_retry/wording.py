@@ -15,6 +15,10 @@ MOST_IN_A_TEXT = 3
 """The most names in one text; others are counted."""
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 """Seconds."""
+_FEW = 10 * MINUTE
+"""Below this, a duration includes its seconds."""
+_SHORT = 0.1
+"""Below this, a duration is in milliseconds."""
 
 
 def number(count: int) -> str:
@@ -34,16 +38,48 @@ def listed(names: Iterable[str]) -> str:
     return _("%(names)s and %(count)d more") % more if len(every) > MOST_IN_A_TEXT else first
 
 
-def span(length: timedelta) -> str:
-    """Format a duration in the largest unit that passed at least twice, cut: ``45 min``, ``30 h``, ``2922 d``."""
-    seconds = length.total_seconds()
-    for size, unit in ((DAY, "d"), (HOUR, "h"), (MINUTE, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds // size:.0f} {unit}"
-    return f"{seconds // 1:.0f} s"
+def span(passed: timedelta) -> str:
+    """Return a time that has passed, cut: ``45 s``, ``45 min``, ``3 h 12 min``, ``4 d``. An age needs no more."""
+    seconds = int(passed.total_seconds())
+    if seconds >= DAY:
+        # A word would need another form after "for" than before "ago" in some languages.
+        return _("%(count)d d") % {"count": seconds // DAY}
+    return duration(seconds - seconds % MINUTE if seconds >= MINUTE else seconds)
+
+
+def duration(seconds: float) -> str:
+    """Return how long something takes: ``3 ms``, ``30.5 s``, ``1 min 41 s``, ``19 min``, ``3 h 12 min``, ``4 days``."""
+    whole = round(seconds)
+    if whole < MINUTE:
+        return _seconds(seconds)
+    if whole < _FEW and whole % MINUTE:
+        return _("%(minutes)d min %(seconds)d s") % {"minutes": whole // MINUTE, "seconds": whole % MINUTE}
+    if whole < HOUR:
+        return _("%(count)d min") % {"count": whole // MINUTE}
+    if whole >= DAY:
+        return ngettext("%(count)d day", "%(count)d days", whole // DAY) % {"count": whole // DAY}
+    if whole % HOUR < MINUTE:
+        return _("%(count)d h") % {"count": whole // HOUR}
+    return _("%(hours)d h %(minutes)d min") % {"hours": whole // HOUR, "minutes": whole % HOUR // MINUTE}
+
+
+def _seconds(seconds: float) -> str:
+    if 0 < seconds < _SHORT:
+        return _("%(count)s ms") % {"count": max(round(seconds * 1000), 1)}
+    shown = f"{seconds:.0f}" if float(seconds).is_integer() else f"{seconds:.1f}"
+    return _("%(count)s s") % {"count": shown}
 
 
 def minute(at: datetime) -> str:
     """Return hour and minute, with the day if it is not today."""
+    return _time_of_day(at, "%H:%M")
+
+
+def second(at: datetime) -> str:
+    """Return the same with the second, where two times are compared."""
+    return _time_of_day(at, "%H:%M:%S")
+
+
+def _time_of_day(at: datetime, form: str) -> str:
     local = timezone.localtime(at)
-    return f"{local:%H:%M}" if local.date() == timezone.localdate() else f"{local:%Y-%m-%d %H:%M}"
+    return local.strftime(form if local.date() == timezone.localdate() else f"%Y-%m-%d {form}")

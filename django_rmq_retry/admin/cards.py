@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin.labels import one_short_line
@@ -19,7 +18,7 @@ from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import Origin, grows, has_grown, origins_of, parked_lately
 from django_rmq_retry.parked.items import groups_of_runs
-from django_rmq_retry.wording import listed
+from django_rmq_retry.wording import listed, minute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +29,8 @@ class Trend:
     starts: tuple[datetime, ...]
     newest: int
     """The new messages of the last minutes, by which a group grows or not."""
+    newest_since: datetime
+    """The time from which they are counted."""
 
     @property
     def sentence(self) -> str:
@@ -59,16 +60,17 @@ class Card:
         newest = self.trend.newest
         if not grows(newest, self.group.last_seen, database_clock.reckoned(database())):
             return ""
-        text = ngettext("growing (+%(count)d in 5 min)", "growing (+%(count)d in 5 min)", newest)
-        return counted(text, count=newest)
+        text = _("growing (+%(count)d since %(time)s)")
+        return counted(text, count=newest, time=minute(self.trend.newest_since))
 
     @property
     def lull(self) -> str:
         """Return for how long none failed of a group that has grown; of others the time of the last failure says it."""
-        newest = self.trend.newest
-        if self.growing or not has_grown(newest):
+        trend = self.trend
+        if self.growing or not has_grown(trend.newest):
             return ""
-        return growth(newest, self.group.last_seen, database_clock.reckoned(database()))
+        now = database_clock.reckoned(database())
+        return growth(trend.newest, trend.newest_since, last_seen=self.group.last_seen, now=now)
 
     @property
     def failed_again(self) -> bool:
@@ -132,7 +134,7 @@ def trends_of(groups: Iterable[int]) -> dict[int, Trend]:
     lately = parked_lately(groups)
     starts = tuple(lately.starts)
     return {
-        group: Trend(counts=tuple(counts), starts=starts, newest=lately.newest[group])
+        group: Trend(counts=tuple(counts), starts=starts, newest=lately.newest[group], newest_since=lately.growth_began)
         for group, counts in lately.counts.items()
     }
 

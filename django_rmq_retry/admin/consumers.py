@@ -14,7 +14,7 @@ from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health import processes
 from django_rmq_retry.health.processes import InFlight, Process, ProcessState
-from django_rmq_retry.models import ConsumerProcess, ParkedMessage
+from django_rmq_retry.models import ConsumerProcess, ParkedMessage, State
 from django_rmq_retry.wording import span
 
 BADGES: Mapping[ProcessState, tuple[str, str, Any]] = {
@@ -57,6 +57,11 @@ class ProcessRow:
     def replaced(self) -> bool:
         return self.process.state is ProcessState.REPLACED
 
+    @property
+    def settled(self) -> bool:
+        """True if nothing is left to do for its messages: each is known to have been processed since."""
+        return bool(self.in_flight) and all(_processed_since(one, record) for one, record in self.in_flight)
+
 
 @admin.register(ConsumerProcess)
 class ConsumerProcessAdmin(Pages):
@@ -80,11 +85,19 @@ class ConsumerProcessAdmin(Pages):
         )
 
 
+def _processed_since(one: InFlight, record: ParkedMessage | None) -> bool:
+    if record is None or record.state != State.PROCESSED or record.succeeded_at is None or one.since is None:
+        return False
+    return record.succeeded_at >= one.since
+
+
 def _records(messages: Iterable[InFlight]) -> dict[tuple[str, str], ParkedMessage]:
     """Return the latest record of each message, by its queue and id; one query, and none without messages."""
     named = list(islice((one for one in messages if one.message_id), MOST_LOOKED_UP))
     if not named:
         return {}
     rows = ParkedMessage.objects.filter(message_id__in={one.message_id for one in named})
-    known = rows.only("pk", "queue", "message_id", "state").order_by("parked_at", "pk")[: MOST_LOOKED_UP * 5]
+    known = rows.only("pk", "queue", "message_id", "state", "succeeded_at").order_by("parked_at", "pk")[
+        : MOST_LOOKED_UP * 5
+    ]
     return {(row.queue, row.message_id): row for row in known}

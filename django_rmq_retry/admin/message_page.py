@@ -11,8 +11,9 @@ from django.db import router, transaction
 from django.db.models import OuterRef, Subquery
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotFound
 from django.http.response import HttpResponseBase
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import ngettext, pgettext
 
 from django_rmq_retry.admin import labels
 from django_rmq_retry.admin.cards import plain_words
@@ -22,6 +23,7 @@ from django_rmq_retry.admin.timeline import MOST_ACTIONS_SHOWN, activity, timeli
 from django_rmq_retry.attempts.history import NO_FAILURE, attempts_of, failures_counted, handlings, lost_attempts
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.markup import MIXED, badge
 from django_rmq_retry.messages.masking import hides, masked
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.models import (
@@ -157,6 +159,7 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
     """Show the page; ``shown`` names the hidden fields that this one response reveals."""
     neighbours = _neighbours(message)
     history, acts = _history(request, message)
+    handled = history.pop("handled")
     keys = list(message.keys.order_by("pk").values_list("value", flat=True)[:MOST_OWN_KEYS_SHOWN])
     return pages.page(
         request,
@@ -171,8 +174,9 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
             message,
             next((item.run for item in history["items"] if item.sent_at), None),
             next((act for act in acts if act.action == DECIDED_BY.get(message.state)), None),
-            history.pop("handled"),
+            handled,
         ),
+        handled_badge=_handled_badge(len(handled)),
         unrecorded=lost_attempts(message, neighbours.pop("known")),
         parked_by=labels.PARKED_BY.get(message.by, message.by),
         buttons=_buttons(pages, request, message),
@@ -187,6 +191,16 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
         **history,
         **_contents(request, message, shown),
     )
+
+
+def _handled_badge(times: int) -> SafeString | str:
+    """Return a warning beside the state of a message whose handler did its work more than once."""
+    if times < 2:  # noqa: PLR2004 - once is as it should be
+        return ""
+    text = pgettext("message", "Handled twice")
+    if times > 2:  # noqa: PLR2004
+        text = pgettext("message", "Handled %(count)d times")
+    return badge(MIXED, text % {"count": times})
 
 
 def _first_failed(message: ParkedMessage, began: datetime | None, seconds: float | None) -> datetime | None:

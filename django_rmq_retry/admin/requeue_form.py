@@ -138,8 +138,8 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
         "selection": selection,
         "chosen": labels.selection_text(selection.facts(), causes=False),
         "causes": [(group.pk, names[group.pk], count) for group, count in groups],
-        "growing": growing,
-        "tests_first": form.options.canary or bool(growing),
+        **growing,
+        "tests_first": form.options.canary or bool(growing["growing"]),
         "under_way": under_way(selection.queryset()),
         "asked_for": labels.asked_for(selection.queryset()),
         "opens_requests": not refusal(request, "view_request"),
@@ -174,11 +174,12 @@ def _groups(selection: Selection, found: RequeueReport) -> list[tuple[ErrorGroup
     return [(groups[group], count) for group, count in counts if group in groups]
 
 
-def _growing(groups: Sequence[tuple[ErrorGroup, int]]) -> int:
-    """Return the new failures of the last minutes in those of the groups that grow: what is sent may fail too."""
-    newest = parked_lately([group.pk for group, _count in groups], buckets=1).newest
-    now = database_clock.now(database())
-    return sum(newest[group.pk] for group, _count in groups if grows(newest[group.pk], group.last_seen, now))
+def _growing(groups: Sequence[tuple[ErrorGroup, int]]) -> dict[str, Any]:
+    """Return the new failures in those of the groups that grow, and since when: what is sent may fail too."""
+    lately = parked_lately([group.pk for group, _count in groups], buckets=1)
+    newest, now = lately.newest, database_clock.now(database())
+    count = sum(newest[group.pk] for group, _count in groups if grows(newest[group.pk], group.last_seen, now))
+    return {"growing": count, "growing_since": lately.growth_began}
 
 
 def _behind(selection: Selection) -> int:

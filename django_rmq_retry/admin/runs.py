@@ -143,7 +143,7 @@ class RequeueRunAdmin(Pages):
         ended = RequeueItem.objects.filter(run=run).select_related("message", "message__group")
         light = ended.defer("message__body", "message__properties").order_by("place")
         seen, left_out = broker_look.glimpse(), _keys_left_out(request, run)
-        away = waits_for_broker(run, seen)
+        away, unattended = waits_for_broker(run, seen), driven and not any_alive()
         return self.page(
             request,
             "requeuerun/run.html",
@@ -156,7 +156,7 @@ class RequeueRunAdmin(Pages):
             over=_is_over(run, now),
             sending=driven and not away and run.driver == thread_name("page") and request.method == "POST",
             silent=driven and run.is_silent(now),
-            unattended=driven and not any_alive(),
+            unattended=unattended,
             mine=run.by_user_id == request.user.pk,
             why_not_send=refusal(request, "requeue"),
             why=run.explanation,
@@ -170,7 +170,7 @@ class RequeueRunAdmin(Pages):
             # What a stopped run did not send is no progress of it.
             done=run.sent + run.unconfirmed + (0 if run.state == RunState.STOPPED else run.skipped),
             pace=measured_rate(run),
-            left=None if away else seconds_left(run),
+            left=None if away or unattended else seconds_left(run),
             guard=_guard(run),
             waiting=run.sent - run.processed - run.failed,
             buttons=self._buttons(request, run),

@@ -5,7 +5,6 @@ import hmac
 import json
 import threading
 import time
-from datetime import timedelta
 from http import HTTPStatus
 from typing import Protocol
 from urllib.error import HTTPError, URLError
@@ -25,7 +24,7 @@ from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import ADMINS, Settings
 from django_rmq_retry.health.rules import Severity
 from django_rmq_retry.http_requests import opener
-from django_rmq_retry.wording import span
+from django_rmq_retry.wording import duration
 
 SEND_SECONDS = 10.0
 """Seconds for which one alert may take; a try that takes longer goes on, and none is made beside it."""
@@ -113,7 +112,7 @@ class Mail:
             since,
             f"Live status: {_page(self._settings)}" if _page(self._settings) else "",
             f"Runbook: {runbook(self._settings.alerts, finding)}" if alert.event is not AlertEvent.ENDS else "",
-            f"At most one alert of this finding is sent in {span(timedelta(seconds=window))}.",
+            f"At most one alert of this finding is sent in {duration(window)}.",
         )
         return "\n\n".join(filter(None, parts)) + "\n"
 

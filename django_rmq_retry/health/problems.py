@@ -52,7 +52,7 @@ from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, QueueControl, RequeueRun
 from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.runs import RunState, RunWait
-from django_rmq_retry.parked.groups import GROWTH_SPAN, grows, has_grown
+from django_rmq_retry.parked.groups import Lately, grows, growth_began, has_grown
 from django_rmq_retry.topology.declarations import QUARANTINE, QueueDeclaration, Role
 from django_rmq_retry.topology.plan import Item, Plan, PlanState
 from django_rmq_retry.wording import MOST_IN_A_TEXT, listed, minute, number, span
@@ -326,7 +326,8 @@ def _caused(survey: Survey) -> str:
     if cause is None:
         return ""
     title = f"{number(cause.count)} {cause.title}" if cause.others else cause.title
-    return f": {title}, {growth(cause.newest, cause.last_seen, survey.at)}"
+    grown = growth(cause.newest, growth_began(survey.at), last_seen=cause.last_seen, now=survey.at)
+    return f": {title}, {grown}"
 
 
 def _details(survey: Survey, oldest: datetime, sending: Sequence[RequeueRun]) -> str:
@@ -369,13 +370,17 @@ def _sent_by(runs: Sequence[RequeueRun]) -> str:
     return text % {"runs": listed(str(run.pk) for run in runs), "number": unsent}
 
 
-def growth(newest: int, last_seen: datetime, now: datetime) -> str:
-    """Say if more messages fail, as far as it is known: that none fails now may also mean that none is attempted."""
+def growth(newest: int, since: datetime, *, last_seen: datetime, now: datetime) -> str:
+    """Say if more messages fail, as far as it is known: that none fails now may also mean that none is attempted.
+
+    ``newest`` is the number of new messages ``since`` then.
+    """
     if grows(newest, last_seen, now):
         return _("growing")
     passed = {"span": span(max(now - last_seen, timedelta()))}
     if has_grown(newest):
-        return _("+%(number)s in 5 min, none for %(span)s") % {"number": number(newest), **passed}
+        text = _("+%(number)s since %(time)s, none for %(span)s")
+        return text % {"number": number(newest), "time": minute(since), **passed}
     return _("no new failure for %(span)s") % passed
 
 
@@ -502,12 +507,12 @@ def in_retries(levels: Sequence[Level], survey: Survey) -> Iterator[Problem]:
         yield Problem(code=Code.RETRIES_OVERDUE, subject=one.queue, count=one.count, since=one.oldest, values=values)
 
 
-def in_groups(groups: Mapping[int, ErrorGroup], recent: Mapping[int, int], now: datetime) -> Iterator[Problem]:
+def in_groups(groups: Mapping[int, ErrorGroup], lately: Lately, now: datetime) -> Iterator[Problem]:
     """Yield the error groups that grow, by their new messages of the last minutes."""
-    grown = ((count, group) for group, count in recent.items() if grows(count, groups[group].last_seen, now))
+    grown = ((count, group) for group, count in lately.newest.items() if grows(count, groups[group].last_seen, now))
     growing = sorted(grown, reverse=True)
     for count, group in growing[:MOST_IN_A_TEXT]:
-        values = {"group": groups[group], "span": span(GROWTH_SPAN)}
+        values = {"group": groups[group], "time": minute(lately.growth_began)}
         yield Problem(code=Code.GROWS, subject=str(group), count=count, values=values)
     if len(growing) > MOST_IN_A_TEXT:
         yield Problem(code=Code.GROW_MORE, count=len(growing) - MOST_IN_A_TEXT)

@@ -441,7 +441,7 @@ class Code(Enum):
         page=ActingPage.CONSUMERS,
     )
     GROWS = _warning(Area.PARKED)(
-        text="Error group %(subject)s grows: %(messages)s in the last %(span)s (%(group)s).",
+        text="Error group %(subject)s grows: %(messages)s since %(time)s (%(group)s).",
         why="As long as its cause persists, requeued messages fail again.",
         fix="manage.py rmq_parked list --group %(subject)s; correct the cause before you requeue.",
     )

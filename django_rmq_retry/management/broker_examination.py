@@ -4,7 +4,6 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
 
 from django_rmq_retry.amqp import inspection
@@ -29,8 +28,9 @@ from django_rmq_retry.management.findings import Finding
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.topology.declarations import NO_LIMIT, QueueDeclaration, Role, Topology
+from django_rmq_retry.topology.drawings import duration
 from django_rmq_retry.topology.plan import PlanState, shown
-from django_rmq_retry.wording import listed, span
+from django_rmq_retry.wording import listed
 
 OLDEST, NEWEST = (3, 10), (4, 3)
 """The oldest supported version of RabbitMQ, and the newest that the tests run on."""
@@ -77,7 +77,7 @@ def _ttl(governed: Governed) -> str:
     ttl = governed.lowered("message-ttl")
     if ttl is None:
         return ""
-    after = span(timedelta(milliseconds=ttl))
+    after = duration(ttl)
     return {
         Role.WAITING: f"A retry leaves the waiting queue after {after}, earlier than the handler's policy plans.",
         Role.PARKED: f"A parked message that no consumer has recorded within {after} is deleted.",
@@ -100,7 +100,7 @@ def _expires(governed: Governed) -> str:
     after = governed.lowered("expires")
     if after is None:
         return ""
-    return f"The broker deletes the queue with its messages after {span(timedelta(milliseconds=after))} without use."
+    return f"The broker deletes the queue with its messages after {duration(after)} without use."
 
 
 def _limit(governed: Governed) -> str:
@@ -145,7 +145,7 @@ def _unacked(governed: Governed) -> str:
     here = [one for one in registry.subscriptions() if one.queue.name == governed.queue.name]
     if all(one.timeout is not None and one.timeout * 1000 < limit for one in here):
         return ""
-    after = span(timedelta(milliseconds=limit))
+    after = duration(limit)
     return f"The broker redelivers a message whose handler runs longer than {after}, while the handler still runs."
 
 

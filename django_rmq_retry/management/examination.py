@@ -171,7 +171,7 @@ def growing(now: datetime) -> Iterator[Problem]:
     """Yield the error groups that grow."""
     recent = ErrorGroup.objects.filter(parked__gt=0, muted=False, last_seen__gte=now - RECENT).order_by("-last_seen")
     groups = {group.pk: group for group in recent[:MOST_GROUPS_EXAMINED]}
-    yield from in_groups(groups, parked_lately(groups, buckets=1).newest, now)
+    yield from in_groups(groups, parked_lately(groups, buckets=1), now)
 
 
 def _agreeing(survey: Survey) -> str:

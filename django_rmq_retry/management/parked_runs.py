@@ -438,9 +438,11 @@ def summary(run: RequeueRun) -> str:
         "left out": run.skipped,
         "not confirmed": run.unconfirmed,
         "not sent": max(0, run.total - run.sent - run.skipped - run.unconfirmed),
-        "handled twice": run.handled_twice,
     }
-    text = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
+    parts = [f"{count} {words}" for words, count in counts.items() if count]
+    # What a killed process handled first has left no trace.
+    parts += [f"at least {run.handled_twice} handled twice"] if run.handled_twice else []
+    text = ", ".join(parts)
     ended = "" if run.state == RunState.FINISHED else f" ({run.get_state_display().lower()})"
     return f"Requeue run {run.pk}{ended}: {text or 'nothing to send'}."
 

@@ -31,8 +31,8 @@ count_minutes = BulkCount(ParkedMinute, ("group_id", "minute", "new", "count"))
 GROWTH, GROWTH_SPAN = 2, timedelta(minutes=5)
 """The new messages in the last minutes from which a group grows: a single one is an event, and no growth.
 
-Copies that a requeue sent, and that failed again, are no new ones. They are counted by the minute: the last four, and
-what has passed of the present one.
+Copies that a requeue sent, and that failed again, are no new ones. They are counted by the minute, the present one
+included, so over up to a minute less than this span: texts say since when.
 """
 STILL_GROWS = timedelta(minutes=1)
 """The time after its last failure, a new one or one again, for which a group still grows."""
@@ -203,7 +203,7 @@ def origins_of(groups: Collection[int]) -> dict[int, list[Origin]]:
 
 
 def grows(newest: int, last_seen: datetime, now: datetime) -> bool:
-    """Return True if a group grows; ``newest`` is the number of its new messages of ``GROWTH_SPAN``."""
+    """Return True if a group grows; ``newest`` is the number of its new messages since ``growth_began``."""
     return has_grown(newest) and now - last_seen < STILL_GROWS
 
 
@@ -230,7 +230,8 @@ class Lately(NamedTuple):
     counts: Mapping[int, Sequence[int]]
     """The messages of each group in each bucket."""
     newest: Mapping[int, int]
-    """The new messages of each group in ``GROWTH_SPAN``."""
+    """The new messages of each group since ``growth_began``."""
+    growth_began: datetime
 
 
 def parked_lately(groups: Iterable[int], *, buckets: int = BUCKETS) -> Lately:
@@ -239,9 +240,10 @@ def parked_lately(groups: Iterable[int], *, buckets: int = BUCKETS) -> Lately:
     starts = tuple(end - BUCKET * (buckets - place) for place in range(buckets))
     counts = {group: [0] * buckets for group in groups}
     newest = dict.fromkeys(counts, 0)
+    began = growth_began(end - MINUTE)
     recent = ParkedMinute.objects.filter(group__in=list(counts), minute__gte=starts[0]).order_by()
     for group, minute, new, count in recent.values_list("group", "minute", "new", "count"):
         # By the clock of a worker that is ahead, a message may be parked later than now.
         counts[group][min((minute - starts[0]) // BUCKET, buckets - 1)] += count
-        newest[group] += count if new and minute >= growth_began(end - MINUTE) else 0
-    return Lately(starts, counts, newest)
+        newest[group] += count if new and minute >= began else 0
+    return Lately(starts, counts, newest, began)

@@ -11,7 +11,7 @@ from django_rmq_retry.models.parked import resolution_text
 from django_rmq_retry.parked.audit import acts_on
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.policies.verdict import ACK
-from django_rmq_retry.wording import minute
+from django_rmq_retry.wording import minute, second
 
 DECIDED_BY: Mapping[str, Action] = {State.DISCARDED: Action.DISCARD, State.ON_HOLD: Action.HOLD}
 """The action that put a message into a state."""
@@ -38,7 +38,7 @@ def handled_again(handled: Sequence[Attempt]) -> str:
         return ""
     each = _("{when} by {process}")
     times = [
-        each.format(when=minute(one.ended_at), process=f"{one.host}:{one.pid}") for one in handled[:MOST_HANDLINGS]
+        each.format(when=second(one.ended_at), process=f"{one.host}:{one.pid}") for one in handled[:MOST_HANDLINGS]
     ]
     more = ["…"] if len(handled) > MOST_HANDLINGS else []
     text = _("Handled twice: {times}.") if len(handled) == 2 else _("Handled {count} times: {times}.")  # noqa: PLR2004

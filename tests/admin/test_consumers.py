@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from django_rmq_retry.models import ConsumerProcess, State
 from tests.admin import made
@@ -28,7 +29,7 @@ def test_a_running_process_is_shown_with_its_facts(page: Client) -> None:
     text = shown(page)
 
     assert "worker-3:4711 child 2 ✓ running Version 0.1.0 2026.11 Queues a , b Busy threads 1/4 Waiting 7" in text
-    assert re.search(r"Started 3 h 0 min ago Last heartbeat \d s ago", text)
+    assert re.search(r"Started 3 h ago Last heartbeat \d s ago", text)
     assert "1 message in flight" in text
     assert re.search(r"transfer Business key PAY-1 Attempt 3 In flight for 4 min ([5-9]|1\d) s", text)
     assert "beyond" not in text
@@ -103,6 +104,25 @@ def test_of_a_dead_process_each_message_that_was_parked_has_its_state(page: Clie
     assert f'href="/admin/rmq_retry/parkedmessage/{one.pk}/change/"' in answer.content.decode()
 
 
+@pytest.mark.parametrize(("after", "settled"), [(5, True), (-5, False), (None, False)])
+def test_of_a_dead_process_nothing_is_red_once_all_its_messages_were_processed(
+    page: Client, after: int | None, settled: bool
+) -> None:
+    """What was processed before the attempt in flight began was another copy."""
+    now = timezone.now()
+    entries = [made.in_flight(seconds=70), made.in_flight(seconds=70, message_id="9f3c-8", key="PAY-2")]
+    made.consumer(seconds=60, in_flight=entries)
+    made.message(message_id="9f3c-7", state=State.PROCESSED, succeeded_at=now)
+    if after is not None:
+        handled = now - timedelta(seconds=70) + timedelta(seconds=after)
+        made.message(message_id="9f3c-8", state=State.PROCESSED, succeeded_at=handled)
+    answer = page.get(CONSUMERS)
+    said = Page(answer).text
+
+    assert ("All its messages were processed since." in said, AGAIN in said) == (settled, not settled)
+    assert (b'class="rmq-error"' in answer.content) == (not settled)
+
+
 def test_a_dead_process_that_was_replaced_is_one_grey_line_and_no_finding(page: Client) -> None:
     """The warning stood for a day, because messages had been in flight."""
     gone = made.consumer(host="z", seconds=600, in_flight=[made.in_flight(key="PAY-9")])
@@ -116,6 +136,37 @@ def test_a_dead_process_that_was_replaced_is_one_grey_line_and_no_finding(page: 
     assert GONE not in text
     assert "PAY-9" in text
     assert (before.lines[1][1], [line[1] for line in told.lines[1:3]]) == ("✕ vanished", ["running", "↻ replaced"])
+
+
+def test_a_dead_process_whose_replacement_died_too_is_grey_once_a_third_runs(page: Client) -> None:
+    """It warned for a day beside a consumer that had taken its queues over."""
+    first = made.consumer(host="a", seconds=600, in_flight=[made.in_flight()])
+    second = made.consumer(host="b", seconds=300, started_at=first.beat_at + timedelta(seconds=9))
+    without = Page(page.get(NOW)).text
+    made.consumer(host="c", started_at=second.beat_at + timedelta(seconds=9))
+    text, after = shown(page), Page(page.get(NOW)).text
+
+    assert "1 consumer without a heartbeat for 30 s: b:4711 (5 min ago)." in without
+    assert "without a heartbeat" not in after
+    assert [f"{host}:4711 ↻ replaced" in text for host in "ab"] == [True, True]
+
+
+def test_a_crash_loop_warns_although_its_last_process_runs(page: Client) -> None:
+    beat = made.consumer(host="a", seconds=900).beat_at
+    for host, seconds in (("b", 600), ("c", 300)):
+        beat = made.consumer(host=host, seconds=seconds, started_at=beat + timedelta(seconds=9)).beat_at
+    made.consumer(host="d", started_at=beat + timedelta(seconds=9))
+
+    assert "3 consumers without a heartbeat for 30 s: a:4711 (15 min ago), b:4711" in Page(page.get(NOW)).text
+
+
+def test_findings_and_tables_write_an_age_in_the_same_way(page: Client) -> None:
+    """ "119 s ago" stood above "1 min ago"."""
+    made.consumer(seconds=110, host="gone")
+    text, live = shown(page), Page(page.get(NOW)).text
+
+    assert "Last heartbeat 1 min ago" in text
+    assert "gone:4711 (1 min ago)" in live
 
 
 def test_of_two_vanished_processes_the_one_with_messages_is_listed_first(page: Client) -> None:

@@ -345,7 +345,7 @@ def test_the_head_of_the_index_says_what_the_live_status_says(page: Client, monk
 
     assert "✓ No problems found." in quiet
     assert ("7 things need you" in index, "7 things need you" in status) == (True, True)
-    assert re.search(r"✕ No consumer is alive\. Last heartbeat (6[4-9]|7\d) s ago: vm:18494\.", index)
+    assert re.search(r"✕ No consumer is alive\. Last heartbeat 1 min ago: vm:18494\.", index)
     assert index.index("No consumer is alive") < index.index("1 message parked") < index.index("Queue 'old.")
     assert [f"Queue 'old.{place}' has been paused" in index for place in range(5)] == [True] * 3 + [False] * 2
 

@@ -36,6 +36,7 @@ from django_rmq_retry.parked.retention import delete_resolved, purge, purge_audi
 from django_rmq_retry.parked.selection import LISTED, Selection
 from django_rmq_retry.parked.transfer import export
 from django_rmq_retry.topology import Role
+from django_rmq_retry.wording import minute
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
@@ -177,7 +178,7 @@ def test_the_status_is_not_green_after_all_consumers_were_killed(page: Client, m
     text = shown(page, "livestatus/")
 
     assert "1 thing needs you" in text
-    assert re.search(r"✕ No consumer is alive\. Last heartbeat (6[4-9]|7\d) s ago: vm:18494, vm:18496\.", text)
+    assert re.search(r"✕ No consumer is alive\. Last heartbeat 1 min ago: vm:18494, vm:18496\.", text)
     assert "2 queues stand still, 0 messages ready." in text
     assert "No problems found." not in text
     assert "✓ OK" not in text
@@ -277,8 +278,10 @@ def test_a_cause_grows_no_longer_once_nothing_fails(page: Client) -> None:
     [card] = [card for card, *_rest in page.get(f"{ADMIN}errorgroup/").context["cards"]]
     preview = page.get(f"{ADMIN}requeuerun/preview/", {"group": cause.pk}, follow=True)
 
-    assert (card.growing, card.lull) == ("", "+3 in 5 min, none for 2 min")
-    assert "BankDown, +3 in 5 min, none for 2 min. In payments.main 3. The oldest" in shown(page, "livestatus/")
+    lull = f"+3 since {minute(card.trend.newest_since)}, none for 2 min"
+    assert (card.growing, card.lull) == ("", lull)
+    live = shown(page, "livestatus/")
+    assert re.search(r"BankDown, \+3 since [\d:]+, none for 2 min\. In payments\.main 3\. The oldest", live)
     assert "Still failing" not in Page(preview).text
 
 
@@ -460,7 +463,7 @@ def test_beside_the_alarm_of_a_wrong_clock_ages_are_those_of_the_database(
 
     assert "✕ The clock of this host is 7 min ahead of the clock of database 'default'." in text
     assert "The oldest 3 h ago." in text
-    assert "Parked 1 oldest 3 h 0 min ago" in text
+    assert "Parked 1 oldest 3 h ago" in text
     assert re.search(r"checked \d s ago", text)
 
 

@@ -78,6 +78,7 @@ def test_the_bar_of_a_stopped_run_has_only_what_it_sent(page: Client, state: str
 
 
 def test_the_live_part_of_a_run_shows_an_outage(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.consumer()
     run = run_of(sent=4, wait=RunWait.BROKER_AWAY, started_at=timezone.now())
     made.broker_seen(monkeypatch, away="Connection refused")
     during = shown(page, run, part=True)
@@ -207,9 +208,21 @@ def test_a_run_that_nobody_sends_stands_still_and_tells_who_continues_it(
     live = Page(page.get("/admin/rmq_retry/livestatus/")).text
 
     assert f"Nothing has been sent for 30 s. {said}" in text
+    assert ("! No consumer is alive" in text) == said.startswith("No consumer")
     assert "‖ Standing still" in text
     assert [words for words in ("Sending", "measured", " left") if words in text.replace("left out", "")] == []
     assert ("‖ Standing still" in listed, "‖ Standing still" in live) == (True, True)
+
+
+def test_without_a_consumer_a_run_that_is_sent_says_so_beside_its_state_and_estimates_no_end(page: Client) -> None:
+    now = timezone.now()
+    run = run_of(sent=4, started_at=now, paced_at=now, beat_at=now)
+    alone = shown(page, run)
+    made.consumer()
+    served = shown(page, run)
+
+    assert ("● Sending ! No consumer is alive" in alone, "No consumer is alive" in served) == (True, False)
+    assert ("1 s left" in alone, "1 s left" in served) == (False, True)
 
 
 def test_the_live_part_of_the_groups_shows_an_outage(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +238,7 @@ def test_the_remaining_time_uses_the_measured_rate(page: Client) -> None:
     run = run_of(
         total=12013, sent=10110, paced_sent=110, paced_at=since, started_at=since - timedelta(hours=1), rate=50
     )
+    made.consumer()
     text = shown(page, run)
 
     assert "10,110 of 12,013 sent · 50 per second · measured: about 10.0 per second · 3 min 1" in text
@@ -232,6 +246,7 @@ def test_the_remaining_time_uses_the_measured_rate(page: Client) -> None:
 
 def test_a_run_that_has_just_begun_uses_its_configured_rate(page: Client) -> None:
     now = timezone.now()
+    made.consumer()
 
     assert "1 min 41 s left" in shown(page, run_of(total=5033, paced_at=now, started_at=now, rate=50))
 
@@ -283,7 +298,7 @@ def test_the_page_counts_messages_that_were_handled_twice_and_leads_to_them(page
     listed = Page(page.get(leads)).text
 
     assert "handled twice" not in before.lower()
-    assert "1 handled twice" in seen.text
+    assert "at least 1 handled twice" in seen.text
     assert ("PAY-2" in listed, "PAY-1" in listed) == (True, False)
 
 

@@ -513,7 +513,7 @@ class TestConsumers:
         assert found(paused, "error") == []
         [(area, problem, _)] = found(paused, "warning")
         assert area == "parked"
-        assert re.fullmatch(r"Queue 'payments\.charge' has been paused for (6\d|7\d) s by ann\.", problem)
+        assert re.fullmatch(r"Queue 'payments\.charge' has been paused for 1 min by ann\.", problem)
 
     @pytest.mark.on_both
     def test_parked_queues_without_a_consumer_and_refused_messages_are_reported(
@@ -621,13 +621,13 @@ class TestParked:
         errors = [
             ("consumers", "The breaker of queue 'open' has been open for 3 min: BankDown."),
             ("database", "1 message in the outbox failed."),
-            ("parked", "1 message parked: BankDown, no new failure for 30 h."),
+            ("parked", "1 message parked: BankDown, no new failure for 1 d."),
         ]
         assert [(area, problem) for area, problem, _ in found(ran, "error")] == errors
         assert [problem for _, problem, _ in found(patient, "error")] == [errors[0][1], errors[1][1]]
         assert errors[2][1] in [problem for _, problem, _ in found(patient, "warning")]
         warned = [problem for _, problem, _ in found(ran, "warning")]
-        assert re.match(r"1 consumer without a heartbeat for 30 s: web:3 \((9[5-9]|10\d) s", warned[0])
+        assert re.match(r"1 consumer without a heartbeat for 30 s: web:3 \(1 min ago\)", warned[0])
         assert warned[1] == f"Requeue run {run.pk} has had no driver for 3 h."
 
     def test_a_growing_group_is_a_warning(self) -> None:
@@ -640,7 +640,7 @@ class TestParked:
 
         assert parked.startswith("2 messages parked: BankDown")
 
-        assert problem.startswith(f"Error group {grown.pk} grows: 2 messages in the last 5 min (BankDown")
+        assert re.match(rf"Error group {grown.pk} grows: 2 messages since [\d:]+ \(BankDown", problem)
         assert fix.startswith(f"manage.py rmq_parked list --group {grown.pk};")
         for out in (None, Terminal()):
             assert "\x1b[2J" not in run("rmq_doctor", out=out).out

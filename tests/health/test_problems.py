@@ -35,11 +35,14 @@ from django_rmq_retry.health.processes import unreplaced
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, QueueControl, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.boxes import PendingRows
+from django_rmq_retry.parked.groups import Lately, growth_began
 from django_rmq_retry.topology import QueueDeclaration, Role
 from django_rmq_retry.topology.declarations import Server
 from django_rmq_retry.topology.plan import Difference, Item, Plan, PlanState
+from django_rmq_retry.wording import minute
 
 NOW = timezone.now()
+SINCE = minute(growth_began(NOW))
 STRICT = Limits(min_consumers=2, max_ready=10)
 
 
@@ -202,7 +205,7 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (
         {"parked": ParkedCounts(count=4712, oldest=ago(hours=3)), "cause": replace(GATEWAY, last_seen=ago(minutes=2))},
-        ["PARKED_MANY 4,712 messages parked: 4,000 GatewayTimeout, +9 in 5 min, none for 2"],
+        [f"PARKED_MANY 4,712 messages parked: 4,000 GatewayTimeout, +9 since {SINCE}, none for 2"],
     ),
     ({"parked": ParkedCounts(count=99, oldest=ago(hours=3))}, ["PARKED 99 messages parked."]),
     ({"parked": ParkedCounts(count=100, oldest=NOW)}, ["PARKED_MANY 100 messages parked."]),
@@ -347,7 +350,7 @@ def test_heartbeats() -> None:
     ]
 
     assert [problem.text for problem in in_processes(rows, NOW)] == [
-        "1 consumer without a heartbeat for 30 s: web:3 (95 s ago).",
+        "1 consumer without a heartbeat for 30 s: web:3 (1 min ago).",
         "Consumers run 2 versions of the project: v1 (1), v2 (1).",
         "Without a connection to the broker: web:2.",
     ]
@@ -446,10 +449,11 @@ def test_the_fastest_growing_groups_are_named_and_the_others_counted() -> None:
     groups = {number: ErrorGroup(pk=number, title="BankDown", last_seen=NOW) for number in range(1, 7)}
     # It has the most new messages, but the last one failed two minutes ago.
     groups[7] = ErrorGroup(pk=7, title="BankDown", last_seen=ago(minutes=2))
-    found = list(in_groups(groups, {1: 6, 2: 5, 3: 4, 4: 3, 5: 2, 6: 1, 7: 4000}, NOW))
+    newest = {1: 6, 2: 5, 3: 4, 4: 3, 5: 2, 6: 1, 7: 4000}
+    found = list(in_groups(groups, Lately((), {}, newest, growth_began(NOW)), NOW))
 
     assert [problem.subject for problem in found[:3]] == ["1", "2", "3"]
-    assert found[0].text == "Error group 1 grows: 6 messages in the last 5 min (BankDown)."
+    assert found[0].text == f"Error group 1 grows: 6 messages since {SINCE} (BankDown)."
     assert found[3].text == "Further error groups that grow more slowly: 2."
 
 
@@ -501,8 +505,15 @@ def test_that_all_consumers_are_dead_is_one_error_even_if_all_queues_are_empty()
 
     assert gone.code is Code.ALL_VANISHED
     assert gone.severity is Severity.ERROR
-    assert gone.text == "No consumer is alive. Last heartbeat 64 s ago: web:1, web:2."
+    assert gone.text == "No consumer is alive. Last heartbeat 1 min ago: web:1, web:2."
     assert gone.why == "2 queues stand still, 0 messages ready."
+
+
+def test_where_nobody_is_alive_only_those_that_died_lately_are_named() -> None:
+    old = [process(one, 86_400 * 3, queues=["mail"], started_at=ago(days=9)) for one in (3, 4)]
+    [gone] = needs(surveyed(processes=(*old, process(1, 64, queues=["q"]))), [level("q"), level("r")])
+
+    assert gone.text == "No consumer is alive. Last heartbeat 1 min ago: web:1."
 
 
 def test_dead_consumers_are_one_card_with_their_queues_and_before_what_follows_from_it() -> None:
