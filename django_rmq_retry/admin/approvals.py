@@ -37,6 +37,11 @@ from django_rmq_retry.parked.selection import MOST_IDS, Selection, number_in
 
 MOST_DECIDED = 50
 """The most decided requests that the list shows; the audit log has all of them."""
+COUNTING = (gated_acts.DiscardAct, gated_acts.RequeueAct)
+"""The acts of which some messages may be left out since they were asked for."""
+MOST_PREVIEWED = 10
+"""The most open requests of which the list counts what they would change now."""
+MOST_PREVIEWED_MESSAGES = 10_000
 MOST_PATHS = 100
 NOTHING_LEFT_OUT = LeftOut()
 CHANGED = gettext_lazy("Nothing is done: the message has changed since this was asked for.")
@@ -67,8 +72,11 @@ class ApprovalRequestAdmin(Pages):
             request,
             "approvalrequest/list.html",
             title=_("Approval requests"),
-            waiting=list(approvals.open_requests()),
-            decided=[(one, one.state_at(now)) for one in known],
+            waiting=[
+                (one, _count_now(one) if place < MOST_PREVIEWED else one.count)
+                for place, one in enumerate(approvals.open_requests())
+            ],
+            decided=[(one, one.state_at(now), _count_done(one)) for one in known],
             used=bool(settings().four_eyes),
         )
 
@@ -129,13 +137,16 @@ class ApprovalRequestAdmin(Pages):
         waits, mine = known.waits(now), _is_mine(request, known)
         stuck = known.state == RequestState.APPROVED
         shown = _SHOWN[known.act](request, known, wish) if waits or stuck else {}
-        title = _("%(request)s: %(act)s") % {"request": known, "act": _act(known, known.count)}
+        some = shown.get("messages_now", _count_done(known)) if waits else _count_done(known)
+        title = _("%(request)s: %(act)s") % {"request": known, "act": _act(known, some)}
         return self.page(
             request,
             "approvalrequest/request.html",
             title=title,
             status=422 if wrong else 200,
             known=known,
+            some=some,
+            destroys=known.act == GatedAct.DISCARD,
             state=known.state_at(now),
             waits=waits,
             stuck=stuck,
@@ -175,15 +186,32 @@ def _act(known: ApprovalRequest, count: int) -> str:
     return counted(texts[known.act], count=count) if known.act in texts else known.get_act_display()
 
 
+def _count_done(known: ApprovalRequest) -> int:
+    """Return with how many messages it was done; while nothing was, for how many it was asked."""
+    begun = known.state in (RequestState.APPROVED, RequestState.DONE)
+    return known.changed if begun else known.count
+
+
+def _count_now(known: ApprovalRequest) -> int:
+    """Return with how many of its messages it would be done now: some may have been resolved since."""
+    act = ACTS[known.act]
+    if not isinstance(act, COUNTING) or known.count > MOST_PREVIEWED_MESSAGES:
+        return known.count
+    try:
+        return act.count_now(Wish.of(known))
+    except Refused:
+        # The list of keys is gone; its page says so.
+        return known.count
+
+
 def _number_to_type(known: ApprovalRequest) -> int:
     """Return the number of messages to type before so many are sent or discarded; 0 if it need not be typed."""
     if not number_to_type(known.count) or not known.waits(database_clock.now(database())):
         return 0
     try:
         wish = Wish.of(known)
-        if known.act == GatedAct.REQUEUE:
-            return number_to_type(gated_acts.REQUEUE.preview(wish).sendable)
-        return number_to_type(gated_acts.DISCARD.preview(wish).discards) if known.act == GatedAct.DISCARD else 0
+        act = ACTS[known.act]
+        return number_to_type(act.count_now(wish)) if isinstance(act, COUNTING) else 0
     except Refused:
         # The list of keys is gone; the act refuses it.
         return 0

@@ -1,9 +1,10 @@
 """The admin of the audit log."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.contrib.admin import SimpleListFilter
@@ -22,7 +23,7 @@ from django_rmq_retry.admin.action_facts import facts_in_words
 from django_rmq_retry.admin.labels import column, labelled, one_short_line
 from django_rmq_retry.admin.message_list import CappedPaginator, counted_as
 from django_rmq_retry.admin.pages import Pages, refusal
-from django_rmq_retry.markup import NOTHING, count_or_dash, counted, time_exact
+from django_rmq_retry.markup import NOTHING, count_or_dash, counted, time_exact, visible
 from django_rmq_retry.models import Action, ErrorGroup, OperatorAction
 from django_rmq_retry.models.audit import MESSAGES
 from django_rmq_retry.parked.audit import acts_on, messages_named
@@ -36,6 +37,7 @@ RANGES = re.compile(r"\d{1,18}(-\d{1,18})?( \d{1,18}(-\d{1,18})?)*", re.ASCII)
 MOST_SPANS_LINKED = 1000
 MOST_KEYS_NAMED = 50
 """The most keys that matched nothing and are named apart from their list."""
+MOST_KEYS_LINKED = 500
 SOURCES = ("admin", "cli", "code")
 
 
@@ -226,15 +228,26 @@ class OperatorActionAdmin(Pages):
             "operatoraction/action.html",
             title=title,
             action=action,
-            facts=list(facts_in_words(action, without=[MESSAGES] if records else ())),
+            facts=list(facts_in_words(action, without=_said(action) | ({MESSAGES} if records else set()))),
             records=records,
             unmatched=unmatched[:MOST_KEYS_NAMED],
             more_unmatched=len(unmatched) > MOST_KEYS_NAMED,
             count_unmatched=len(unmatched),
             about=self._subject(action, len(unmatched)),
             why=labels.action_reason(action),
-            listed=_listed(action),
+            listed=[(title, self._keys(request, keys)) for title, keys in _listed(action)],
         )
+
+    def _keys(self, request: HttpRequest, keys: Sequence[str]) -> SafeString | str:
+        """Return the keys as a list to paste, the first with links to their messages, for a user who may see them."""
+        text = visible(text_of_keys(keys))
+        lines = text.split("\n")
+        if len(lines) != len(keys) or refusal(request, "view"):
+            return text
+        messages = self.address("parkedmessage_changelist")
+        asked = [f"{messages}?{urlencode({'state': 'all', 'q': key})}" for key in keys[:MOST_KEYS_LINKED]]
+        linked = format_html_join("\n", '<a href="{}">{}</a>', zip(asked, lines, strict=False))
+        return format_html("{}\n{}", linked, "\n".join(lines[len(asked) :])) if len(lines) > len(asked) else linked
 
     def _page_and_number(self, number: str) -> tuple[str, str]:
         return self.address("parkedmessage_change", number), number
@@ -275,12 +288,18 @@ def _why_nothing(request: HttpRequest, asked: str) -> str:
     return _("No message has the key, id or number %(text)s, and no operator has this name.") % {"text": asked}
 
 
-def _listed(action: OperatorAction) -> list[tuple[str, str]]:
+def _listed(action: OperatorAction) -> list[tuple[str, Sequence[str]]]:
     """Return the keys by which the action's messages were chosen, or left out."""
     chosen = _inside(action.details, "selection", "filter")
     titles = {LISTED: _("Keys of the list"), EXCEPT: _("Left out")}
     lists = [(title, _inside(chosen, name).get("list")) for name, title in titles.items()]
-    return [(title, text_of_keys(keys_of(number))) for title, number in lists if isinstance(number, int)]
+    return [(title, keys_of(number)) for title, number in lists if isinstance(number, int)]
+
+
+def _said(action: OperatorAction) -> set[str]:
+    """Return the facts that its page says already: the category that begins its reason, and that it is sealed."""
+    begins = action.reason.partition(":")[0]
+    return {"seal"} | ({"category"} if begins and action.details.get("category") == begins else set())
 
 
 def _inside(facts: object, *names: str) -> Mapping[str, Any]:

@@ -25,13 +25,15 @@ from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.early_retries import waiting_for
 from django_rmq_retry.parked.edit_many import MOST_EDITED, too_many
 from django_rmq_retry.parked.groups import LIMITS, Origin, annotate, mute
-from django_rmq_retry.parked.items import under_way
+from django_rmq_retry.parked.items import MOST_UNSENT_COUNTED, stopped_of_group, under_way
 from django_rmq_retry.parked.links import group_links
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import number_in
 
 PER_PAGE = 25
 MOST_TYPES = 8
+LESSER = ("parkedmessage_hold", "parkedmessage_edit_many")
+"""Pages of the acts that few operators need on the page of a group."""
 
 
 @requires("view_group", "note")
@@ -115,6 +117,8 @@ class ErrorGroupAdmin(Pages):
         types, origins = _shares(group)
         main = origins[0][0] if origins else Origin("", "")
         newest = () if refusal(request, "view") else parked.defer(*LEFT_OUT)[:50]
+        buttons, menu = self._page_buttons(request, group)
+        sending = under_way(parked)
         return self.page(
             request,
             "errorgroup/group.html",
@@ -122,14 +126,18 @@ class ErrorGroupAdmin(Pages):
             group=group,
             ready=_ready(group),
             card=Card(group=group, trend=trends_of([group.pk])[group.pk], plain=plain_words(group)),
-            buttons=self._buttons(request, group, own_page=True),
+            buttons=buttons,
+            menu=menu,
             links=labels.links(group_links(group, queue=main.queue, handler=main.handler, kind=group.type or "")),
             why_no_trace=no_trace,
             trace=trace,
             deploys=deploys,
             types=types,
             origins=[self._origin(request, group, origin, count) for origin, count in origins],
-            under_way=under_way(parked),
+            under_way=sending,
+            # What a later run sends now is no longer left behind.
+            stopped=[] if sending else stopped_of_group(group.pk),
+            most_counted=MOST_UNSENT_COUNTED,
             asked_for=labels.asked_for(parked),
             opens_requests=not refusal(request, "view_request"),
             waits=waiting_for(group),
@@ -211,6 +219,16 @@ class ErrorGroupAdmin(Pages):
         if _ready(group) == 1:
             return [one for one in buttons if "discard" not in one.address and "hold" not in one.address], []
         return buttons[:1], buttons[1:]
+
+    def _page_buttons(self, request: HttpRequest, group: Any) -> tuple[list[Button], list[Button]]:
+        """Return the actions of the page: those it shows, and in its menu the lesser ones, unless one is alone.
+
+        One that is not allowed is not in the menu, because the page says why it is not.
+        """
+        buttons = self._buttons(request, group, own_page=True)
+        pages = tuple(self.address(name) for name in LESSER)
+        lesser = [one for one in buttons if not (one.kind or one.why) and one.address.startswith(pages)]
+        return ([one for one in buttons if one not in lesser], lesser) if len(lesser) > 1 else (buttons, [])
 
     def _origin(self, request: HttpRequest, group: ErrorGroup, origin: Origin, count: int) -> dict[str, Any]:
         """Return a queue and handler of the group, with the address of its messages, and of their preview."""

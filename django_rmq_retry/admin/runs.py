@@ -14,7 +14,7 @@ from django.urls import URLPattern
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, pgettext_lazy
+from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 from django.views.decorators.http import require_POST
 
 from django_rmq_retry import database_clock
@@ -33,17 +33,15 @@ from django_rmq_retry.models import (
     ItemReason,
     ItemState,
     OperatorAction,
-    ParkedMessage,
     RequeueItem,
     RequeueRun,
     RunState,
     RunWait,
-    State,
 )
 from django_rmq_retry.models.runs import MIN_OUTCOMES
 from django_rmq_retry.parked.claims import sent_by_others
 from django_rmq_retry.parked.database import database
-from django_rmq_retry.parked.items import OUTCOME_LIMIT
+from django_rmq_retry.parked.items import MOST_UNSENT_COUNTED, OUTCOME_LIMIT, unsent_of_stopped
 from django_rmq_retry.parked.key_lists import keys_of, unmatched
 from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import has_own_rules
@@ -51,7 +49,6 @@ from django_rmq_retry.parked.pace import measured_rate, seconds_left
 from django_rmq_retry.parked.run_steps import send_run
 from django_rmq_retry.parked.selection import EXCEPT
 from django_rmq_retry.recurring import thread_name
-from django_rmq_retry.statements import KEYS_AT_ONCE, in_slices
 from django_rmq_retry.wording import number
 
 PAGE_SLICE_SECONDS = 0.5
@@ -59,7 +56,6 @@ PAGE_SLICE_SECONDS = 0.5
 CLICK_SECONDS = 10.0
 """Seconds for which a page without JavaScript sends: there each slice is a click."""
 MOST_ITEMS = 50
-MOST_UNSENT_COUNTED = 1000
 MOST_ERRORS = 10
 MOST_CAUSES_SHOWN = 5
 
@@ -97,7 +93,10 @@ class RequeueRunAdmin(Pages):
     )
     ended = admin.display(description=gettext_lazy("Ended"))(lambda _self, run: labelled(_("Ended"), _ended(run)))
     of_sent = column(RequeueRun, "sent", "total")
-    of_processed, of_failed = (column(RequeueRun, field) for field in ("processed", "failed"))
+    of_processed = admin.display(description=gettext_lazy("processed"))(
+        lambda _self, run: labelled(_("Processed"), _processed(run))
+    )
+    of_failed = column(RequeueRun, "failed")
     of_left = admin.display(description=gettext_lazy("left out"))(
         lambda _self, run: labelled(_("Left out"), number(run.left_out))
     )
@@ -191,7 +190,7 @@ class RequeueRunAdmin(Pages):
         if run.failed and not run.retries_of:
             label = counted(_("Requeue the %(count)d that failed again…"), count=run.failed)
             buttons.append(self._again(request, run, "failed_of_run", label, run.failed))
-        if unsent := _unsent_of_stopped(run):
+        if unsent := unsent_of_stopped(run):
             label = _("Requeue those that were not sent…")
             if unsent <= MOST_UNSENT_COUNTED:
                 label = counted(_("Requeue the %(count)d that were not sent…"), count=unsent)
@@ -216,23 +215,6 @@ def _is_over(run: RequeueRun, now: datetime) -> bool:
 def badge_of(run: RequeueRun, seen: broker_look.Look | None = None) -> SafeString:
     """Return the badge of a run, with what this process knows of the broker."""
     return run_badge(run, unreachable=waits_for_broker(run, seen or broker_look.glimpse()))
-
-
-def _unsent_of_stopped(run: RequeueRun) -> int:
-    """Return how many messages a stopped run has not sent that are still parked; above a limit, one more than it.
-
-    Up to the limit they are read by their numbers: a join of both tables reads each pair of rows if the database has no
-    statistics yet, as it has not a few minutes after thousands were parked.
-    """
-    if run.state != RunState.STOPPED or run.retries_of or not run.skipped:
-        return 0
-    unsent = RequeueItem.objects.filter(run=run, state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED)
-    numbers = list(unsent.order_by("place").values_list("message", flat=True)[: MOST_UNSENT_COUNTED + 1])
-    if len(numbers) > MOST_UNSENT_COUNTED:
-        # Some of the first ones may have been resolved since, which says nothing of those behind them.
-        return len(numbers)
-    parked = ParkedMessage.objects.filter(state=State.PARKED)
-    return sum(parked.filter(pk__in=some).count() for some in in_slices(numbers, KEYS_AT_ONCE))
 
 
 def _seen(request: HttpRequest, items: QuerySet[RequeueItem] | list[RequeueItem]) -> list[RequeueItem]:
@@ -319,6 +301,15 @@ def _ended(run: RequeueRun) -> SafeString | str:
     """Return when it ended, and how long it took."""
     at, took = time_minute(run.finished_at), _took(run)
     return at if took is None else format_html('{} <span class="rmq-took">· {}</span>', at, time_span(took))
+
+
+def _processed(run: RequeueRun) -> SafeString | str:
+    """Return how many were processed, and how many of them twice: a run that did harm looks like no other."""
+    count = number(run.processed)
+    if not run.handled_twice:
+        return count
+    twice = counted(ngettext("%(count)d twice", "%(count)d twice", run.handled_twice), count=run.handled_twice)
+    return format_html('{} <span class="rmq-is-unconfirmed rmq-whole">· {}</span>', count, twice)
 
 
 def _guard(run: RequeueRun) -> str:

@@ -98,7 +98,9 @@ class Need:
         target, where = (one, (problem.subject,)) if one else (TARGETS[page], ())
         run, behind = problem.values.get("run"), problem.values.get("behind")
         sending = [(OF_ONE[ActingPage.RUN], (run,))] if run else []
-        shown = [(target, where), *sending, *([(TARGETS[ActingPage.KEYS], ())] if behind else [])]
+        # The page of the largest cause leads to no other cause.
+        others = [(TARGETS[page], ())] if one and problem.values.get("others") else []
+        shown = [(target, where), *others, *sending, *([(TARGETS[ActingPage.KEYS], ())] if behind else [])]
         buttons = [
             Button(
                 label=str(target.label),
@@ -144,8 +146,7 @@ class LiveStatusAdmin(Pages):
             may_send=not refusal(request, "view_run", "send_waiting"),
             database_ms=round(known.seconds * 1000),
             blind=blind(shown.gauged),
-            needs=self._needs(health, request),
-            count=len(health.needs),
+            **self._needs(health, request),
             counts=_counts(known, shown.levels),
             declared=bool(registry.registrations()),
             runs=[(run, badge_of(run, seen)) for run in known.runs[:-6:-1]],
@@ -178,16 +179,24 @@ class LiveStatusAdmin(Pages):
             "look": seen,
             "shown": seen.last or seen,
             "current": not (seen.unreachable or seen.late),
-            "needs": self._needs(health, request),
-            "count": len(health.needs),
+            **self._needs(health, request),
             "parked": parked,
             "number": number(parked),
             "causes": 1 + known.cause.others if known.cause else 1,
         }
 
-    def _needs(self, health: Health, request: HttpRequest) -> list[Need]:
-        """Return the rows of the findings; the banner above them has the one that the broker is away."""
-        return [Need.of(problem, request, self.address) for problem in health.needs if problem is not health.away]
+    def _needs(self, health: Health, request: HttpRequest) -> dict[str, Any]:
+        """Return the rows of the findings, and how many need somebody.
+
+        The banner above them has the one that the broker is away, and those that only follow from it.
+        """
+        following = health.following
+        rows = [one for one in health.needs if one is not health.away and one not in following]
+        return {
+            "needs": [Need.of(problem, request, self.address) for problem in rows],
+            "following": [Need.of(problem, request, self.address) for problem in following],
+            "count": len(health.needs) - len(following),
+        }
 
 
 def _table(rows: Sequence[HandlerRow]) -> dict[str, Any]:

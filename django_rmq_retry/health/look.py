@@ -28,7 +28,7 @@ from django_rmq_retry.health.problems import (
     unusable,
 )
 from django_rmq_retry.health.rules import Code, Problem, Severity
-from django_rmq_retry.models import QueueControl
+from django_rmq_retry.models import QueueControl, RunWait
 from django_rmq_retry.topology.declarations import QUARANTINE, Role
 from django_rmq_retry.wording import listed, messages_counted, number
 
@@ -39,6 +39,8 @@ AWAY = (BrokerUnreachable, BrokerRefused, NotRunning)
 UNCONSUMED = (Code.NO_CONSUMER, Code.IDLE)
 FOLLOWING = (Code.NOT_RECORDED, Code.RUN_IDLE)
 """What no consumer does while none is alive, whichever queue or run it is about."""
+WITH_BROKER = (Code.DISCONNECTED, Code.RETRIES_OVERDUE, Code.OUTBOX_OVERDUE)
+"""What ends by itself once the broker is back, if no consumer reaches it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,27 @@ class Health:
     def needs(self) -> tuple[Problem, ...]:
         """The problems that need somebody."""
         return self.of_severity(Severity.WARNING)
+
+    @property
+    def following(self) -> tuple[Problem, ...]:
+        """Those of the needs that only follow from a broker that is away: nobody can end them before it is back.
+
+        None does while a consumer reaches it: then it is away for this process alone.
+        """
+        if self.away is None or self.survey is None or self._reached_by_others:
+            return ()
+        waiting = {str(run.pk) for run in self.survey.runs if run.wait == RunWait.BROKER_AWAY}
+        return tuple(
+            problem
+            for problem in self.needs
+            if problem.code in WITH_BROKER
+            or (problem.code in (Code.RUN_WAITS, Code.RUN_IDLE) and problem.subject in waiting)
+        )
+
+    @property
+    def _reached_by_others(self) -> bool:
+        known = self.survey
+        return known is not None and any(row.connected and row.living(known.at) for row in known.processes)
 
     def of_severity(self, least: Severity) -> tuple[Problem, ...]:
         return tuple(problem for problem in self.problems if problem.severity >= least)

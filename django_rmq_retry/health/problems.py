@@ -307,6 +307,7 @@ def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
                 "cause": _caused(survey),
                 "details": _details(survey, parked.oldest, sending),
                 "run": str(sending[-1].pk) if sending else "",
+                "others": survey.cause.others if survey.cause else 0,
                 "many": PARKED_TOO_MANY,
             },
         )

@@ -527,6 +527,7 @@ class Code(Enum):
         text=_("Queue %(subject)r: no consumer reads this queue, and no handler of this project is for it."),
         why=_("It has %(messages)s ready."),
         fix="Start the program that reads it, or remove it from RMQ_RETRY['TOPOLOGY'] if none does.",
+        page=ActingPage.QUEUES,
     )
     VERSIONS = _warning(Area.CONSUMERS)(
         text=_("Consumers run %(count)d versions of %(what)s: %(names)s."),

@@ -128,6 +128,9 @@ class DiscardAct(Gated):
     verbs = ("discard",)
     checks_keys = True
 
+    def count_now(self, wish: Wish) -> int:
+        return self.preview(wish).discards
+
     def preview(self, wish: Wish, *, after: int = 0) -> DiscardPreview:
         """Return what it does with the messages that come after one of them."""
         rows, since = wish.selection.queryset().filter(pk__gt=after), changed(wish.selection)
@@ -154,6 +157,9 @@ class RequeueAct(Gated):
 
     def why_not(self, user: Any, count: int) -> str:
         return requeue_refusal(user, count)
+
+    def count_now(self, wish: Wish) -> int:
+        return self.preview(wish).sendable
 
     def preview(self, wish: Wish) -> RequeueReport:
         return report(wish.selection, RequeueOptions.of(wish.terms).terms)

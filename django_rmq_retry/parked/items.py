@@ -26,9 +26,13 @@ from django_rmq_retry.models.runs import ACTIVE, RUN_COUNTERS, STILL_TO_SEND
 from django_rmq_retry.parked.database import database, locked_run, transaction_of
 from django_rmq_retry.parked.lease import run_of_driver
 from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.statements import KEYS_AT_ONCE, in_slices
 
 OUTCOME_LIMIT = timedelta(hours=1)
 """Time to wait for the outcome of a sent message; then its business key counts as failed, and its run may end."""
+MOST_UNSENT_COUNTED = 1000
+MOST_STOPPED = 20
+"""The latest stopped runs among which those of a group are looked for."""
 SKIPPED_AT_ONCE = 2000
 """Items that a stopped run skips in one transaction."""
 
@@ -72,6 +76,36 @@ def under_way(rows: QuerySet[ParkedMessage]) -> list[tuple[RequeueRun, int]]:
         if count:
             found.append((run, count))
     return found
+
+
+def unsent_of_stopped(run: RequeueRun, *, group: int | None = None) -> int:
+    """Return how many messages a stopped run has not sent that are still parked; above a limit, one more than it.
+
+    Up to the limit they are read by their numbers: a join of both tables reads each pair of rows if the database has no
+    statistics yet, as it has not a few minutes after thousands were parked.
+    """
+    if run.state != RunState.STOPPED or run.retries_of or not run.skipped:
+        return 0
+    items = RequeueItem.objects.using(database())
+    unsent = items.filter(run=run, state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED)
+    numbers = list(unsent.order_by("place").values_list("message", flat=True)[: MOST_UNSENT_COUNTED + 1])
+    parked = ParkedMessage.objects.using(database()).filter(state=State.PARKED)
+    if group is not None:
+        parked = parked.filter(group=group)
+    if len(numbers) > MOST_UNSENT_COUNTED and (group is None or parked.exists()):
+        # Some of the first ones may have been resolved since, which says nothing of those behind them.
+        return len(numbers)
+    return sum(parked.filter(pk__in=some).count() for some in in_slices(numbers, KEYS_AT_ONCE))
+
+
+def stopped_of_group(group: int) -> list[tuple[RequeueRun, int]]:
+    """Return the lately stopped runs that have not sent some of this group's parked messages, each with their number.
+
+    A run that was stopped ends on no page that somebody looks at later, and its messages look like any others.
+    """
+    stopped = RequeueRun.objects.using(database()).filter(state=RunState.STOPPED).order_by("-pk")[:MOST_STOPPED]
+    mine = [run for run in stopped if any(cause == group for cause, _count in run.causes)]
+    return [(run, count) for run in mine if (count := unsent_of_stopped(run, group=group))]
 
 
 def counted_elsewhere(run: RequeueRun, *, most: int) -> int:

@@ -370,6 +370,43 @@ def test_group_card_and_preview_name_the_request_that_waits(ann: User, page: Cli
     assert not any("asked a second person" in Page(page.get(place, follow=True)).text for place in others)
 
 
+@pytest.mark.parametrize(("asking", "destroys"), [(discarding, True), (requeueing, False)])
+def test_list_and_page_say_how_many_of_its_messages_are_left(
+    asking: Asking, ann: User, bob: User, *, destroys: bool
+) -> None:
+    """The button said 2,960, and the list and the head of the page 2,990."""
+    address = asking(client_of(ann))
+    discard(Selection.of_ids([ParkedMessage.objects.latest("pk").pk]), actor_of(bob), category="duplicate")
+    second = client_of(bob)
+    before = second.get(address)
+    listed = Page(second.get(REQUESTS)).text
+    button = Page(before).form_with("Approve: ")
+    after = press(second, before, "Approve: ")
+    decided = Page(second.get(REQUESTS)).text
+    request = ApprovalRequest.objects.get()
+    final = Page(second.get(address)).text
+
+    content = before.content.decode()
+    assert button
+    assert "Messages 1 of 2" in listed
+    assert "Messages 1 of 2" in Page(before).text
+    assert f"{request}: {'Discard' if destroys else 'Requeue'} 1 message" in Page(before).text
+    assert after.status_code == 200
+    assert "Messages 1 of 2" in decided
+    assert "Messages 1 of 2" in final
+    assert ("rmq-destroys" in content, "rmq-main" in content) == (destroys, not destroys)
+    assert "rmq-danger" not in content
+
+
+def test_the_act_of_a_request_shows_one_seal(ann: User, page: Client) -> None:
+    discarding(client_of(ann))
+    asked = OperatorAction.objects.get(action="ask")
+    text = Page(page.get(f"{ADMIN}operatoraction/{asked.pk}/change/")).text
+
+    assert text.count("Seal ") == 1
+    assert asked.seal in text
+
+
 def test_a_preview_says_how_many_of_its_messages_a_request_is_about(ann: User, bob: User) -> None:
     some = two()
     made.asked(lambda actor: discard(Selection.of_ids([one.pk for one in some]), actor, category="test"), actor_of(ann))

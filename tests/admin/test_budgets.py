@@ -51,7 +51,7 @@ BUDGETS = {
     "parkedmessage/{message}/change/": 8,
     "errorgroup/": 7,
     "errorgroup/?by=queue": 1,
-    "errorgroup/{group}/change/": 9,
+    "errorgroup/{group}/change/": 10,
     "requeuerun/": 3,
     "requeuerun/{run}/change/": 9,
     "requeuerun/preview/?sel={named}": 13,
@@ -63,7 +63,7 @@ BUDGETS = {
     "outboxmessage/": 2,
     "queuecontrol/": 4,
     "consumerprocess/": 2,
-    "approvalrequest/": 3,
+    "approvalrequest/": 7,
     "approvalrequest/{request}/change/": 14,
 }
 """The most questions of each page. A preview counts, looks for duplicates, and has one more for each of its findings:

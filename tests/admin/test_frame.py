@@ -173,7 +173,7 @@ def test_the_page_of_a_group_shows_its_cause(page: Client) -> None:
     with CaptureQueriesContext(connection) as queries:
         text = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
 
-    assert len(own_queries(queries)) <= 8, own_queries(queries)
+    assert len(own_queries(queries)) <= 9, own_queries(queries)
     assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in text
     assert "payment.transfer 1" in text
     assert "PAY-1" in text

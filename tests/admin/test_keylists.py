@@ -89,10 +89,13 @@ def test_the_audit_log_has_the_keys_and_the_messages_of_an_action(page: Client) 
     rest = press(page, preview, "Leave these out", **{"except": "PAY-1"})
     press(page, rest, "Discard 2 messages", category="handled elsewhere", checked=rest.context["left"].mark)
     act = OperatorAction.objects.get()
-    told = Page(page.get(f"{ADMIN}operatoraction/{act.pk}/change/")).text
+    answer = Page(page.get(f"{ADMIN}operatoraction/{act.pk}/change/"))
+    told, links = answer.text, answer.links
     ParkedMessage.objects.all().delete()
 
     assert act.facts["messages"] == f"{rows[0].pk} {rows[2].pk}"
+    assert links["PAY-9"] == f"{ADMIN}parkedmessage/?state=all&q=PAY-9"
+    assert told.count("Handled elsewhere") == 1
     assert "Keys of the list PAY-0 PAY-1 PAY-2 PAY-9 Left out PAY-1" in told
     told_of_selection = told.partition("Selection ")[2]
     for words in ("named by 4 keys", "except those named by 1 key"):

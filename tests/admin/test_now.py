@@ -16,7 +16,8 @@ from django_rmq_retry.admin.groups import ErrorGroupAdmin
 from django_rmq_retry.admin.status import LiveStatusAdmin
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.health import facts
-from django_rmq_retry.models import Action, ErrorGroup, LiveStatus, QueueControl, RequeueRun, State
+from django_rmq_retry.health.rules import Code
+from django_rmq_retry.models import Action, ErrorGroup, LiveStatus, QueueControl, RequeueRun, RunWait, State
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
@@ -175,6 +176,49 @@ def test_parked_messages_that_a_run_is_to_send_are_named_with_it(page: Client) -
 
     assert f"Requeue run {runs[0].pk} is to send 2 of them." in Page(told).text
     assert f'href="{ADMIN}requeuerun/{runs[0].pk}/change/"' in told.content.decode()
+
+
+def test_what_only_follows_from_a_broker_that_is_away_is_folded_into_its_banner(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One cause was five findings, of which an operator could end none."""
+    made.broker_seen(monkeypatch, away="connection refused")
+    made.message()
+    made.consumer(connected=False)
+    RequeueRun.objects.create(
+        by="ann", created_at=timezone.now(), rate=20, total=9, state="running", wait=RunWait.BROKER_AWAY
+    )
+    full = RequeueRun.objects.create(
+        by="ann", created_at=timezone.now(), rate=20, total=9, state="running", wait=RunWait.QUEUE_FULL
+    )
+    shown = page.get(f"{ADMIN}livestatus/")
+    content, index = shown.content.decode(), Page(page.get(ADMIN)).text
+    banner, needs = content.partition('id="rmq-broker-down"')[2].split('class="rmq-needs"')[:2]
+    made.consumer()
+    alone = page.get(f"{ADMIN}livestatus/")
+
+    assert "2 findings follow from it" in banner
+    assert "Without a connection to the broker" in banner
+    assert "Without a connection to the broker" not in needs
+    assert [one.problem.code for one in shown.context["needs"]] == [Code.PARKED, Code.RUN_WAITS]
+    assert shown.context["needs"][1].problem.subject == str(full.pk)
+    assert "3 things need you" in Page(shown).text
+    assert "3 things need you" in index
+    # Another process reaches the broker, so what else is wrong has a cause of its own.
+    assert alone.context["following"] == []
+    assert "5 things need you" in Page(alone).text
+
+
+def test_several_causes_have_a_button_to_all_of_them_beside_the_largest(page: Client) -> None:
+    largest = made.group(title="BankDown")
+    for cause in (largest, largest, made.group(title="Once")):
+        made.message(cause)
+    needs = page.get(f"{ADMIN}livestatus/").context["needs"]
+
+    assert [(one.label, one.address) for need in needs for one in need.buttons] == [
+        ("Open the group", f"{ADMIN}errorgroup/{largest.pk}/change/"),
+        ("Error groups", f"{ADMIN}errorgroup/"),
+    ]
 
 
 def test_without_any_action_the_live_status_says_so(page: Client) -> None:

@@ -12,10 +12,10 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import Delivery, Fixed, Message, RetryThenPark, handler
-from django_rmq_retry.admin import runs
+from django_rmq_retry.admin import groups, runs
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, RunState, State
-from django_rmq_retry.parked import steering
+from django_rmq_retry.parked import items, steering
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.topology import Role
 from tests.admin import made
@@ -331,11 +331,62 @@ def test_what_a_stopped_run_has_not_sent_is_requeued_by_one_button(page: Client)
     assert other.open
 
 
+def test_the_page_of_a_group_names_a_stopped_run_and_what_it_has_not_sent(page: Client) -> None:
+    """Nothing but the page of the run said that a part of the group was left behind."""
+    cause, other = made.group(), made.group()
+    mine = [made.message(cause).pk for _ in range(3)]
+    theirs = made.message(other).pk
+    run = requeue_run([*mine, theirs], reason="x")
+    group = f"/admin/rmq_retry/errorgroup/{cause.pk}/change/"
+    before = Page(page.get(group)).text
+    steering.stop(run.pk, BOB, reason="wrong rate")
+    discard_messages(mine[:1])
+    shown = Page(page.get(group))
+    discard_messages(mine[1:])
+    after = Page(page.get(group)).text
+
+    said = f"Requeue run {run.pk} was stopped, 2 of these not sent."
+    assert shown.links[said] == f"/admin/rmq_retry/requeuerun/{run.pk}/change/"
+    assert "was stopped" not in before + after
+    assert (
+        f"Requeue run {run.pk} was stopped, 1 of these not sent."
+        in Page(page.get(f"/admin/rmq_retry/errorgroup/{other.pk}/change/")).text
+    )
+
+
+def test_a_run_that_left_many_behind_is_named_without_a_number(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (items, groups):
+        monkeypatch.setattr(module, "MOST_UNSENT_COUNTED", 1)
+    cause = made.group()
+    run = requeue_run([made.message(cause).pk for _ in range(2)], reason="x")
+    steering.stop(run.pk, BOB, reason="wrong rate")
+    shown = Page(page.get(f"/admin/rmq_retry/errorgroup/{cause.pk}/change/"))
+
+    assert f"Requeue run {run.pk} was stopped, and many were not sent." in shown.links
+
+
+def test_a_page_of_a_group_keeps_one_main_button_and_the_lesser_ones_in_a_menu(page: Client, settings: Any) -> None:
+    operating(settings, EDITABLE={"payment.*": True})
+    cause = made.group()
+    for _ in range(2):
+        made.message(cause)
+    shown = page.get(f"/admin/rmq_retry/errorgroup/{cause.pk}/change/")
+    content = shown.content.decode()
+
+    assert [one.label for one in shown.context["buttons"]] == [
+        *("Requeue one, then the others…", "Requeue 2…", "Discard 2…", "Note…")
+    ]
+    assert [one.label for one in shown.context["menu"]] == ["Hold…", "Edit 2…"]
+    assert content.count('id="rmq-actions"') == 1
+    assert content.count("rmq-main") == 1
+
+
 def test_what_a_stopped_run_has_not_sent_is_counted_up_to_a_limit(
     page: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page took 17 s for 2,990 messages of a database without statistics, and asks for them every second."""
-    monkeypatch.setattr(runs, "MOST_UNSENT_COUNTED", 1)
+    for module in (items, runs):
+        monkeypatch.setattr(module, "MOST_UNSENT_COUNTED", 1)
     numbers = [made.message().pk for _ in range(3)]
     run = requeue_run(numbers, reason="x")
     steering.stop(run.pk, BOB, reason="wrong rate")

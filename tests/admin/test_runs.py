@@ -285,6 +285,17 @@ def test_messages_that_another_run_had_sent_are_not_said_to_have_changed(page: C
     assert "3 GatewayTimeout · bank.gateway:post" in text
 
 
+def test_the_list_of_runs_says_what_was_handled_twice_and_a_page_no_zero(page: Client) -> None:
+    run = run_of(state="finished", sent=30, processed=30, handled_twice=20)
+    plain = run_of(state="finished", sent=30, processed=30, unconfirmed=2)
+    listed = Page(page.get(RUNS)).text
+
+    assert "Processed 30 · 20 twice" in listed
+    assert listed.count("0 twice") == 1
+    assert "not confirmed" not in shown(page, run)
+    assert "2 not confirmed" in shown(page, plain)
+
+
 def test_the_page_counts_messages_that_were_handled_twice_and_leads_to_them(page: Client) -> None:
     cause = made.group()
     twice, once = made.message(cause, business_key="PAY-2"), made.message(cause, business_key="PAY-1")

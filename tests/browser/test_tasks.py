@@ -14,6 +14,13 @@ PLACES = """(lines) => lines.map((line) => {
   return [line.querySelector("p").getBoundingClientRect().right, buttons.left, buttons.right];
 })"""
 """Of each line: the end of its text, and where its buttons begin and end."""
+GAPS = """(cards) => cards.map((card) => {
+  const [chart, ...buttons] = [...card.querySelectorAll(".rmq-spark, .rmq-row-line .rmq-button, .rmq-menu > summary")]
+    .filter((one) => one.checkVisibility()).map((one) => one.getBoundingClientRect());
+  return Math.min(...buttons.map((one) => one.top - chart.bottom));
+})"""
+"""Of each card: the pixels between its chart and its buttons."""
+CUT_OFF = "(reasons) => reasons.filter((one) => one.scrollHeight > one.clientHeight + 1).map((one) => one.textContent)"
 
 
 def card(name: str) -> str:
@@ -384,16 +391,17 @@ def test_fourteen_messages_with_their_time_fit_on_a_small_screen(sit: Sit) -> No
 
 
 @pytest.mark.parametrize("language", ["en-GB", "de-DE"])
-def test_runs_fit_on_a_small_screen_each_in_a_low_row(sit: Sit, language: str) -> None:
+def test_runs_fit_on_a_small_screen_with_their_whole_reasons(sit: Sit, language: str) -> None:
     lead = sit(width=1280, height=720, language=language)
     lead.go(RUNS)
     table = lead.page.locator(".results")
-    reasons = lead.page.locator("#result_list .field-why > span[title]").all()
-    heights = [reason.bounding_box()["height"] for reason in reasons]
+    reasons = lead.page.locator("#result_list .field-why > span[title]")
+    heights = [reason.bounding_box()["height"] for reason in reasons.all()]
 
     assert table.evaluate("table => table.scrollWidth <= table.clientWidth")
-    assert len(reasons) > 5
-    assert max(heights) < 30
+    assert len(heights) > 5
+    assert reasons.evaluate_all(CUT_OFF) == []
+    assert max(heights) < 90
 
 
 def test_the_buttons_of_all_groups_stand_in_one_place(sit: Sit) -> None:
@@ -406,6 +414,25 @@ def test_the_buttons_of_all_groups_stand_in_one_place(sit: Sit) -> None:
     assert len(places) > 5
     assert len({round(end) for _text, _start, end in places}) == 1
     assert all(text <= start for text, start, _end in places)
+
+
+@pytest.mark.parametrize("language", ["en-GB", "de-DE"])
+def test_no_button_of_a_group_covers_its_chart(sit: Sit, language: str) -> None:
+    lead = sit(width=1280, height=720, language=language)
+    lead.go(HOME)
+    gaps = lead.page.locator(".rmq-row:has(.rmq-spark):has(.rmq-button)").evaluate_all(GAPS)
+
+    assert len(gaps) > 5
+    assert min(gaps) >= 2
+
+
+def test_figures_stand_side_by_side_on_a_phone(sit: Sit) -> None:
+    lead = sit(width=390, height=844)
+    lead.go("/admin/rmq_retry/livestatus/")
+    tops = [tile.bounding_box()["y"] for tile in lead.page.locator(".rmq-tiles li").all()]
+
+    assert len(tops) == 4
+    assert len(set(tops)) == 2
 
 
 def test_a_title_is_in_one_line_beside_its_sentence(sit: Sit) -> None:
