@@ -48,7 +48,7 @@ class Unacked:
         """Return the settlement, and keep the state of a message that stays unacked for its next attempt."""
         settlement = state.settlement
         if settlement.instruction is Instruction.KEEP:
-            state.outcome, state.error, state.settled, state.outside_failures = None, None, False, 0
+            state.end_attempt()
             self.keep(state, state.arrival, until=self._clock() + settlement.hold)
         elif self._has_kept:
             self._states.pop(state.arrival, None)
