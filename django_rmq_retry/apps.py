@@ -5,6 +5,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_rmq_retry import checks
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.tasks import discovery
 
 __all__ = ["RmqRetryConfig", "checks"]
 
@@ -18,5 +19,6 @@ class RmqRetryConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Find the handlers; no connection is opened."""
+        """Find the handlers and tasks; no connection is opened."""
         registry.autodiscover()
+        discovery.discover()

@@ -5,12 +5,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from django.db import DataError, IntegrityError, OperationalError, connections, router, transaction
 
 from django_rmq_retry import database_connections
 from django_rmq_retry.attempts.rows import AttemptDraft, AttemptRow, RowBuilder
+from django_rmq_retry.handlers.contracts import Kept
 from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.models import Attempt, ParkedMessage
 from django_rmq_retry.statements import BulkInsert
@@ -26,13 +27,14 @@ FIRST_REWRITE_SECONDS, LONGEST_REWRITE_SECONDS = 1.0, 60.0
 BAD_TEXT = 1366
 """MySQL's error number for a character that the table's character set does not have."""
 OutcomeUpdate = Callable[[], None]
+Draft = AttemptDraft | Kept
 insert = BulkInsert(Attempt, AttemptRow._fields)
 
 
 class Write(Protocol):
     """Adds drafts to the table, all or none; ``plain`` replaces characters that some databases cannot store."""
 
-    def __call__(self, drafts: Sequence[AttemptDraft], *, plain: bool = False) -> None: ...
+    def __call__(self, drafts: Sequence[Any], *, plain: bool = False) -> None: ...
 
 
 class Buffer:
@@ -41,7 +43,7 @@ class Buffer:
     def __init__(self, write: Write, *, most: int = MOST_DRAFTS, room: int = MOST_DRAFT_BYTES) -> None:
         self._write = write
         self._most, self._room = most, room
-        self._drafts: deque[AttemptDraft] = deque()
+        self._drafts: deque[Draft] = deque()
         self._outcomes: deque[OutcomeUpdate] = deque()
         self._size = 0
         self._dropped = 0
@@ -54,7 +56,7 @@ class Buffer:
     def __len__(self) -> int:
         return len(self._drafts) + len(self._outcomes)
 
-    def add(self, draft: AttemptDraft) -> None:
+    def add(self, draft: Draft) -> None:
         """Add a draft; in a full buffer, the oldest drafts are dropped."""
         with self._lock:
             self._drafts.append(draft)
@@ -173,7 +175,7 @@ class Buffer:
             dropped, self._dropped = self._dropped, 0
         return f", {dropped} dropped" if dropped else ""
 
-    def _take(self, most: int) -> list[AttemptDraft]:
+    def _take(self, most: int) -> list[Draft]:
         with self._lock:
             some = list(islice(self._drafts, min(most, DRAFTS_AT_ONCE)))
             for draft in some:
@@ -181,7 +183,7 @@ class Buffer:
                 self._size -= draft.size
         return some
 
-    def _put_back(self, some: Iterable[AttemptDraft]) -> None:
+    def _put_back(self, some: Iterable[Draft]) -> None:
         with self._lock:
             for draft in reversed(list(some)):
                 self._drafts.appendleft(draft)
@@ -193,7 +195,7 @@ class Buffer:
             self._size -= self._drafts.popleft().size
             self._dropped += 1
 
-    def _write_some(self, some: list[AttemptDraft]) -> None:
+    def _write_some(self, some: list[Draft]) -> None:
         """Write the drafts together; if the database refuses one for its contents, write them one by one."""
         try:
             self._write(some)
@@ -204,7 +206,7 @@ class Buffer:
                 self._write_one(some[0])
                 some.pop(0)
 
-    def _write_one(self, draft: AttemptDraft) -> None:
+    def _write_one(self, draft: Draft) -> None:
         for plain in (False, True):
             try:
                 self._write([draft], plain=plain)
@@ -225,17 +227,30 @@ def _refused(error: Exception) -> bool:
 
 
 class Writer:
-    """Makes rows from drafts, and adds them to the table."""
+    """Makes rows from drafts, and adds them to the table; what handlers keep is stored in the same transaction."""
 
     def __init__(self, builder: RowBuilder) -> None:
         self._builder = builder
 
-    def __call__(self, drafts: Sequence[AttemptDraft], *, plain: bool = False) -> None:
+    def __call__(self, drafts: Sequence[Draft], *, plain: bool = False) -> None:
+        kept = [draft for draft in drafts if isinstance(draft, Kept)]
+        attempts = [draft for draft in drafts if isinstance(draft, AttemptDraft)] if kept else drafts
+        rows = self._rows(cast("Sequence[AttemptDraft]", attempts), plain=plain)
+        if not kept:
+            write(rows)
+            return
+        with transaction.atomic(using=router.db_for_write(Attempt)):
+            if rows:
+                write(rows)
+            for store in dict.fromkeys(one.store for one in kept):
+                store([one.row for one in kept if one.store == store])
+
+    def _rows(self, drafts: Sequence[AttemptDraft], *, plain: bool) -> list[AttemptRow]:
         rows = [self._builder.row(draft) for draft in drafts]
         records = {draft.ticket.record for draft in drafts if draft.ticket}
         if records:
             rows = _known(drafts, rows, records)
-        write([_plain(row) for row in rows] if plain else rows)
+        return [_plain(row) for row in rows] if plain else rows
 
 
 def _plain(row: AttemptRow) -> AttemptRow:

@@ -106,6 +106,7 @@ def _surroundings(
         # Records before signals: a receiver of a signal may read the record of the attempt.
         journals=[journal for journal in journals if journal is not None],
         acked=None if meter is None else meter.acked,
+        keep=(lambda _kept: None) if recorder is None else recorder.buffer.add,
         clock=time.monotonic,
         now_ms=partial(epoch_ms, _clock()),
         chance=random.random,

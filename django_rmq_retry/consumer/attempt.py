@@ -24,7 +24,7 @@ from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.consumer.unacked import Unacked
 from django_rmq_retry.errors import InvalidBody, NoKey, UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers.call import HandlerOutcome, HandlerSkipped, OnceState, Unready, closed, log_left_open
-from django_rmq_retry.handlers.contracts import FinishedAttempt, log_failure, notify_each
+from django_rmq_retry.handlers.contracts import FinishedAttempt, Judged, log_failure, notify_each
 from django_rmq_retry.handlers.grouping import grouped
 from django_rmq_retry.handlers.settlement import Case, answer_to, copied_to, failed_attempts, next_hop, settlement_of
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue, ordering_key_of
@@ -217,7 +217,7 @@ class AttemptPipeline:
         state.hooked = AroundAttempt(
             delivery=state.delivery,
             handler=subscription.name,
-            limit=subscription.policy.attempts,
+            limit=subscription.policy.limit_for(state.delivery),
             before=state.traceparent,
             hooks=wanting,
         )
@@ -311,7 +311,7 @@ class AttemptPipeline:
         first = (state.without_headers and state.number == 1) or not has_history(state.delivery)
         # Evaluated for every message: a generator would take three times as long.
         wanted = state.verdict is not ACK or not first or any([one.notes_acks for one in self._surroundings.journals])  # noqa: C419
-        if wanted:
+        if wanted or subscription.judged is not None:
             self._note(state, subscription, state.verdict)
         elif self._surroundings.acked is not None:
             self._surroundings.acked(subscription, self._surroundings.clock() - state.began, state.delivery.raw)
@@ -450,9 +450,21 @@ class AttemptPipeline:
             subscription=subscription,
             seconds=self._surroundings.clock() - state.began,
             error=state.error,
+            answer=None if state.outcome is None else state.outcome[0],
             traceparent=state.traceparent,
         )
+        if subscription is not None and subscription.judged is not None:
+            self._tell(subscription.judged, finished)
         notify_each([journal.note for journal in self._surroundings.journals], finished)
+
+    def _tell(self, judged: Judged, finished: FinishedAttempt) -> None:
+        """Tell the handler how its attempt ended, and keep the row that it returns. An error fails no attempt."""
+        try:
+            kept = judged(finished)
+            if kept is not None:
+                self._surroundings.keep(kept)
+        except BaseException as error:  # noqa: BLE001 - receivers of signals may raise anything
+            log_failure("The end of an attempt could not be told; its message is settled anyway", error)
 
     def _settle_by(
         self, state: AttemptState, subscription: Subscription | None, verdict: Verdict, *, as_bytes: bool = False

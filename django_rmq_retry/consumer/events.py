@@ -125,7 +125,7 @@ def _write(attempt: FinishedAttempt) -> None:
         return
     handler = attempt.subscription.name if attempt.subscription else "-"
     number = delivery.attempt if attempt.subscription else 0
-    limit = attempt.subscription.policy.attempts if attempt.subscription else None
+    limit = attempt.subscription.policy.limit_for(delivery) if attempt.subscription else None
     event = verdict.name
     fields = {
         "event": event,

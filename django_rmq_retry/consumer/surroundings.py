@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from django_rmq_retry.database_connections import LeftOpen
 from django_rmq_retry.handlers.call import OnceState, Unready
-from django_rmq_retry.handlers.contracts import Gate, Journal
+from django_rmq_retry.handlers.contracts import Gate, Journal, Kept
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.hooks import Hooks
 from django_rmq_retry.messages.message import Delivery, Message
@@ -46,6 +46,8 @@ class Surroundings:
     """Called with the address of each answer that the settings do not allow."""
     acked: Callable[[Subscription, float, bytes], None] | None = None
     """Takes each successful first attempt that no journal wants: handler, seconds, and encoded properties."""
+    keep: Callable[[Kept], None] = lambda _kept: None
+    """Takes the rows that are to be stored of attempts."""
     hooks: Hooks | None = None
     """Entered around each attempt: the setting AROUND. None if it names no hook."""
     gates: Sequence[Gate] = ()

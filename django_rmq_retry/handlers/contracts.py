@@ -2,10 +2,10 @@
 
 import logging
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.message import Delivery, Settlement
@@ -23,8 +23,25 @@ class FinishedAttempt:
     subscription: Subscription | None
     seconds: float
     error: BaseException | None = None
+    answer: object = None
+    """What the handler returned."""
     traceparent: str = ""
     """The W3C trace context of the attempt, if a hook has set one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A row about an attempt that is stored with the history, in one transaction with others of its kind."""
+
+    store: Callable[[Sequence[Any]], None]
+    """Stores rows, all or none; rows with the same function are passed together."""
+    row: Any
+    queue: str
+    size: int
+    """Approximate memory, in bytes."""
+
+
+Judged = Callable[[FinishedAttempt], Kept | None]
 
 
 class Journal(Protocol):

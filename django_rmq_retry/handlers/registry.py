@@ -1,6 +1,6 @@
 """The registry of handlers, found in each installed app's ``handlers.py``."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -98,6 +98,22 @@ def register(registration: Registration) -> None:
     _changed()
 
 
+def unregister(names: Iterable[str]) -> None:
+    """Remove these handlers, as far as they exist."""
+    for name in names:
+        _registrations.pop(name, None)
+    _changed()
+
+
+def queue_named(name: str) -> Queue:
+    """Return the queue that a bare name means: one that a handler or TOPOLOGY defines, or one by the settings."""
+    written = [registration.queue for registration in _registrations.values()]
+    for queue in (*written, *settings().topology):
+        if isinstance(queue, Queue) and queue.name == name:
+            return queue
+    return Queue(name, type=settings().queue_type)
+
+
 def _refuse_shared_name(registration: Registration) -> None:
     """Raise ConfigurationError if two handlers would take each other's handled messages for their own."""
     for other in _registrations.values():
@@ -173,14 +189,7 @@ def _queue(registration: Registration) -> Queue:
 
 
 def _written(registration: Registration) -> Queue:
-    """Return the queue of a handler; a bare name means the Queue that another handler or TOPOLOGY defines, if any."""
-    if isinstance(registration.queue, Queue):
-        return registration.queue
-    written = [other.queue for other in _registrations.values()]
-    for queue in (*written, *settings().topology):
-        if isinstance(queue, Queue) and queue.name == registration.queue:
-            return queue
-    return Queue(registration.queue, type=settings().queue_type)
+    return registration.queue if isinstance(registration.queue, Queue) else queue_named(registration.queue)
 
 
 def _setting_changed(*, setting: str, **_: object) -> None:

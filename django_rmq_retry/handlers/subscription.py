@@ -123,6 +123,8 @@ class HandlerOptions:
     """With ``auto`` the broker drops a message as it sends it."""
     timeout: float | None = None
     """Seconds after which a run is ended."""
+    judged: Callable[[Any], Any] | None = None
+    """Called with each finished attempt, also a successful first one; returns what is to be stored of it, or None."""
     breaker: Breaker | None = None
     """The conditions under which the handler pauses because a service that it needs is down."""
 

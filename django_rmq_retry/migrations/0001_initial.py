@@ -295,6 +295,28 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="StoredResult",
+            fields=[
+                ("id", models.CharField(max_length=255, primary_key=True, serialize=False)),
+                ("identity", models.CharField(max_length=160)),
+                ("backend", models.CharField(max_length=255)),
+                ("task", models.CharField(max_length=255)),
+                ("queue", models.CharField(max_length=255)),
+                ("priority", models.SmallIntegerField(default=0)),
+                ("body", models.BinaryField()),
+                ("enqueued_at", models.DateTimeField()),
+                ("expires_at", models.DateTimeField()),
+                ("started_at", models.DateTimeField(null=True)),
+                ("finished_at", models.DateTimeField(null=True)),
+                ("worker", models.CharField(blank=True, max_length=255)),
+                ("answer", models.TextField(blank=True)),
+            ],
+            options={
+                "default_permissions": (),
+                "indexes": [models.Index(fields=["expires_at"], name="rmq_result_expires")],
+            },
+        ),
+        migrations.CreateModel(
             name="ParkedMessage",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),

@@ -1,4 +1,4 @@
-"""The database models: parked messages, attempts, requeue runs, outbox, inbox, queues, approvals, audit log."""
+"""The models: parked messages, attempts, results, requeue runs, outbox, inbox, queues, approvals, audit log."""
 
 from django_rmq_retry.models.alerts import AlertWatch
 from django_rmq_retry.models.approvals import ApprovalRequest, GatedAct, RequestMember, RequestState
@@ -25,6 +25,7 @@ from django_rmq_retry.models.parked import (
     ParkedOrigin,
     State,
 )
+from django_rmq_retry.models.results import StoredResult
 from django_rmq_retry.models.runs import EarlyRetry, ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
 
 __all__ = [
@@ -64,4 +65,5 @@ __all__ = [
     "RunState",
     "RunWait",
     "State",
+    "StoredResult",
 ]

@@ -1,4 +1,4 @@
-"""Deletes resolved messages, old attempts, what ended approval requests hold, and old rows of the audit log."""
+"""Deletes resolved messages, old attempts and results, what ended approval requests hold, old rows of the audit log."""
 
 import threading
 from collections import Counter
@@ -27,6 +27,7 @@ from django_rmq_retry.models import (
     ParkedMinute,
     ParkedOrigin,
     RequeueItem,
+    StoredResult,
 )
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.parked.approvals import empty_ended
@@ -58,7 +59,8 @@ def delete_old() -> bool:
     attempts = [delete_attempts(now - timedelta(days=current.operators.attempt_days)) for _ in range(BATCHES_PER_TURN)]
     delete_minutes(now - MINUTES_KEPT)
     empty_ended()
-    return DELETED_AT_ONCE in (messages[-1], attempts[-1])
+    results = [delete_expired_results(now) for _ in range(BATCHES_PER_TURN)]
+    return DELETED_AT_ONCE in (messages[-1], attempts[-1], results[-1])
 
 
 def delete_resolved(before: datetime) -> int:
@@ -122,6 +124,16 @@ def delete_attempts(before: datetime) -> int:
     Attempt.objects.using(using).filter(pk__in=numbers).delete()
     # Nothing but attempts belongs to them.
     EarlyRetry.objects.using(using).filter(sent_at__lt=before).delete()
+    return len(numbers)
+
+
+def delete_expired_results(now: datetime) -> int:
+    """Delete one batch of the results of tasks whose time is over."""
+    rows = StoredResult.objects.using(router.db_for_write(StoredResult))
+    numbers = list(
+        rows.filter(expires_at__lt=now).order_by("expires_at").values_list("pk", flat=True)[:DELETED_AT_ONCE]
+    )
+    rows.filter(pk__in=numbers).delete()
     return len(numbers)
 
 

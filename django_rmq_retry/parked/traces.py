@@ -1,4 +1,4 @@
-"""Erases what other tables hold of a message: stored names, attempts, queues, consumers and alerts."""
+"""Erases what other tables hold of a message: stored names, attempts, results, queues, consumers and alerts."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +16,7 @@ from django_rmq_retry.models import (
     FormerName,
     ListedKey,
     QueueControl,
+    StoredResult,
 )
 from django_rmq_retry.models.audit import MESSAGES
 from django_rmq_retry.parked.database import database
@@ -75,6 +76,7 @@ class Elsewhere:
     early: Collection[int]
     attempts: Collection[int]
     """Also those of messages that were never parked."""
+    results: Collection[str]
     queues: Sequence[QueueControl]
     processes: Sequence[ConsumerProcess]
     alerts: Sequence[AlertWatch]
@@ -90,6 +92,7 @@ class Elsewhere:
             former=[row.pk for row in having(FormerName.objects.using(using), "value", keys)],
             early=[row.pk for row in having(EarlyRetry.objects.using(using), "shown", keys)],
             attempts=[row.pk for row in having(Attempt.objects.using(using).only("message_id"), "message_id", keys)],
+            results=[row.pk for row in having(StoredResult.objects.using(using).only("id"), "id", {*keys, *ids})],
             queues=[row for row in QueueControl.objects.using(using) if _changes(row, keys, ids)],
             processes=[
                 row
@@ -114,6 +117,8 @@ class Elsewhere:
         ):
             for some in in_slices(numbers, VALUES_AT_ONCE):
                 rows.filter(pk__in=some).update(**values)
+        for ids in in_slices(self.results, VALUES_AT_ONCE):
+            StoredResult.objects.using(using).filter(pk__in=ids).delete()
         for queue in self.queues:
             QueueControl.objects.using(using).filter(pk=queue.pk).update(**_changes(queue, self.keys, self.ids))
         for process in self.processes:

@@ -67,6 +67,10 @@ class Policy(ABC):
     def backoffs(self) -> tuple[Backoff, ...]:
         return tuple(backoff for backoff, _ in self.waits)
 
+    def limit_for(self, delivery: Delivery) -> int | None:
+        """Return the number of attempts of this message, for logs and hooks; None for no limit."""
+        return self.attempts
+
     def judge(self, failure: Failure) -> Verdict:
         """Return the decision of the handler if it raised Park or Discard, else that of the rule."""
         error = failure.error

@@ -395,6 +395,7 @@ class RmqTest:
             refused=events.refuse_answer,
             check=check_writable,
             hooks=hooks.project_hooks() if settings.around else None,
+            keep=lambda kept: kept.store([kept.row]),
             gates=gates,
             once=Inbox(self._driver.failed),
         )

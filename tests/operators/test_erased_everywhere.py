@@ -30,6 +30,7 @@ from django_rmq_retry.models import (
     QueueControl,
     RequeueRun,
     State,
+    StoredResult,
 )
 from django_rmq_retry.parked.audit import verify
 from django_rmq_retry.parked.erasure import erase, traces
@@ -60,6 +61,7 @@ KEPT: Mapping[str, str] = {
     **dict.fromkeys(("content_type", "content_encoding", "host", "thread", "deploy", "version", "broker"), PROJECT),
     **dict.fromkeys(("driver", "prober", "halted_by", "holder", "ConsumerProcess.name"), PROJECT),
     **dict.fromkeys(("queues", "retries_of"), PROJECT),
+    **dict.fromkeys(("StoredResult.backend", "StoredResult.task", "StoredResult.worker"), PROJECT),
     **dict.fromkeys(("by", "by_key", "actor_name", "actor_key", "behalf", "decided_by", "approved_by"), OPERATOR),
     **dict.fromkeys(("requeued_by", "erased_by"), OPERATOR),
     **dict.fromkeys(("source", "verdict", "error", "kind", "include", "AlertWatch.name"), CODE),
@@ -144,6 +146,7 @@ def everything_about(key: str) -> ParkedMessage:
     listing = KeyList.objects.create(created_at=now, by="ann", count=1)
     ListedKey.objects.create(list=listing, place=0, value=stored_key)
     FormerName.objects.create(value=stored_key, message=one.pk + 1000, deleted_at=now)
+    StoredResult.objects.create(id=MESSAGE_ID, body=BODY.encode(), enqueued_at=now, expires_at=now)
     run = RequeueRun.objects.create(created_at=now, state="finished", selection={"filter": {"key": stored_key}})
     EarlyRetry.objects.create(run=run, identity="message:other", shown=stored_key, sent_at=now)
     wish = {"selection": {"filter": {"key": stored_key}}, "terms": {"text": BODY}}

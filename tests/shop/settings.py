@@ -1,6 +1,7 @@
 """The shop's settings; the environment has the broker and the values that a test changes."""
 
 import os
+from datetime import timedelta
 
 from tests.tooling.filled import VARIABLE, given
 
@@ -34,6 +35,9 @@ RMQ_RETRY = {
     "PARKED_QUEUES": os.environ.get("SHOP_PARKED_QUEUES", "").split(),
     "AROUND": os.environ.get("SHOP_AROUND", "").split(),
 }
+if os.environ.get("SHOP_TASKS"):
+    tasks = {"BACKEND": "django_rmq_retry.tasks.RabbitBackend", "OPTIONS": {"results": timedelta(days=7)}}
+    TASKS = {"default": tasks}
 if os.environ.get("SHOP_LOGS"):
     LOGGING = {
         "version": 1,

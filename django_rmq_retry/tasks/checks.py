@@ -1,0 +1,80 @@
+"""What is wrong with a RabbitBackend in ``TASKS``: findings of Django's own check of its backends."""
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings as project
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's own names
+from django.core.exceptions import ImproperlyConfigured
+
+from django_rmq_retry.conf import settings
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.tasks.api import task_backends
+from django_rmq_retry.tasks.options import TaskOptions, options_of, queues_of
+from django_rmq_retry.tasks.policies import misfit, own_policies
+
+TAG = "rmq_retry"
+
+
+def _error(number: str, text: str, *, hint: str) -> CheckMessage:
+    return Error(text, hint=hint, id=f"{TAG}.{number}")
+
+
+def _warning(number: str, text: str, *, hint: str) -> CheckMessage:
+    return Warning(text, hint=hint, id=f"{TAG}.{number}")
+
+
+def found(alias: str, params: Mapping[str, Any]) -> Iterator[CheckMessage]:
+    """Yield the findings of one backend."""
+    try:
+        options = options_of(alias, params)
+    except (ImproperlyConfigured, ConfigurationError) as wrong:
+        yield _error("E070", str(wrong), hint="Correct TASKS in the settings file.")
+        return
+    try:
+        known = settings()
+    except ImproperlyConfigured:
+        # check_settings reports it.
+        return
+    yield from _shared(alias, options)
+    for path, own in own_policies(alias).items():
+        for name in options.queues:
+            if why := misfit(own, options.policies.get(name, known.policy)):
+                yield _error(
+                    "E072",
+                    f"Task {path} has a policy that queue {name!r} cannot have: {why}. The queue's own one is used.",
+                    hint="Change @policy(…), or give all tasks of TASKS one carrier.",
+                )
+                break
+    if options.results is None:
+        return
+    if not known.records:
+        yield _error(
+            "E073",
+            f"TASKS[{alias!r}]['OPTIONS']['results'] needs RECORDS: results are made of the recorded attempts.",
+            hint="Set RMQ_RETRY['RECORDS'] to True, or remove 'results'.",
+        )
+    if options.results > timedelta(days=known.operators.attempt_days):
+        yield _warning(
+            "W070",
+            f"Results of TASKS[{alias!r}] are kept for {options.results.days} days, and the errors in them only for "
+            f"{known.operators.attempt_days}, as RMQ_RETRY['OPERATORS']['ATTEMPT_DAYS'] says.",
+            hint="Keep results for a shorter time, or raise ATTEMPT_DAYS.",
+        )
+
+
+def _shared(alias: str, options: TaskOptions) -> Iterator[CheckMessage]:
+    """Yield an error for each queue that a backend before this one has, too."""
+    for other in getattr(project, "TASKS", {}):
+        if other == alias:
+            return
+        if not hasattr(task_backends[other], "read_options"):
+            continue
+        for name in set(options.queues) & set(queues_of(project.TASKS[other]) or ()):
+            yield _error(
+                "E071",
+                f"TASKS[{alias!r}] and TASKS[{other!r}] both have the queue {name!r}: each message goes to one of "
+                "them.",
+                hint="Give each backend queues of its own.",
+            )

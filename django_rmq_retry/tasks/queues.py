@@ -1,0 +1,40 @@
+"""The handlers of the queues of tasks: one for each queue in ``TASKS``."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from django_rmq_retry.conf import settings
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.call import guarded
+from django_rmq_retry.handlers.subscription import HandlerOptions
+from django_rmq_retry.tasks.backend import RabbitBackend
+from django_rmq_retry.tasks.calls import CALLS
+from django_rmq_retry.tasks.options import TaskOptions, handler_name
+from django_rmq_retry.tasks.policies import TaskPolicy
+from django_rmq_retry.tasks.running import TaskRunner
+
+
+def registrations(alias: str, backend: object, params: Mapping[str, Any]) -> Iterable[registry.Registration]:
+    """Return the handlers of the queues of a backend's class; none if it is no RabbitBackend."""
+    if not (isinstance(backend, type) and issubclass(backend, RabbitBackend)):
+        return ()
+    options = backend(alias, dict(params)).read_options()
+    return [_registration(alias, backend, options, name) for name in options.queues]
+
+
+def _registration(alias: str, sender: type, options: TaskOptions, queue: str) -> registry.Registration:
+    name = handler_name(queue)
+    runner = TaskRunner(backend=alias, sender=sender, kept=options.results)
+    return registry.Registration(
+        name=name,
+        run=guarded(runner.run, name),
+        queue=queue,
+        policy=TaskPolicy(alias=alias, queue=options.policies.get(queue, settings().policy)),
+        options=HandlerOptions(
+            codec=CALLS,
+            keys=CALLS.keys,
+            breaker=options.breakers.get(queue),
+            judged=runner.judged,
+        ),
+        module=__name__,
+    )

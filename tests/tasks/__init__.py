@@ -1,0 +1,1 @@
+"""Tests of the backend for Django's tasks."""

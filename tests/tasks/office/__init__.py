@@ -1,0 +1,1 @@
+"""An app whose tasks run in processes of their own."""
