@@ -20,7 +20,7 @@ help:
 	@echo "make lint      ruff, mypy, layers, spelling, missing migrations"
 	@echo "make bench     messages per second, beside a bare pika loop (ARGS='--only once': one part)"
 	@echo "make chaos     a quarter of an hour of faults, and a count of every message (ARGS='--short', '--seed 7', '--only sweep')"
-	@echo "make foreign   the tests of pika, amqpstorm and node's amqplib on the embedded broker (ARGS='--on URL' for another)"
+	@echo "make foreign   the tests of pika, amqpstorm, node's amqplib and of Django's tasks on the embedded broker (ARGS='--on URL' for another)"
 	@echo "make docs      the documentation, into docs/_build"
 	@echo "make pictures  the documentation's pictures, in a real browser, from the demo (ARGS='demo admin' for some)"
 	@echo "make messages  new texts into the catalogues of translations, and the catalogues compiled"

@@ -18,6 +18,7 @@ LONGEST = 1200.0
 _ENDS = {
     "PASSED": "passed", "XFAIL": "passed", "FAILED": "failed", "ERROR": "failed", "XPASS": "failed",
     "SKIPPED": "skipped", "pass": "passed", "fail": "failed", "skip": "skipped",
+    "ok": "passed", "FAIL": "failed", "skipped": "skipped",
 }  # fmt: skip
 
 

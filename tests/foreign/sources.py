@@ -55,6 +55,8 @@ AMQPSTORM = Source(
 # The last release whose package holds the tests.
 AMQPLIB = Source(name="amqplib", version="2.2.0", archive="amqplib-2.2.0.tgz", folder="package", tool="npm")
 
+DJANGO = Source(name="django", version="6.1.3", archive="django-6.1.3.tar.gz", folder="django-6.1.3", tool="pip")
+
 
 def unpacked(source: Source, place: Path) -> Path:
     """Make a fresh copy of a source below `place`; its archive is fetched once."""

@@ -1,14 +1,18 @@
 """The suites: the changes that set the broker's port in a copy, and the commands that run its tests."""
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.foreign.sources import AMQPLIB, AMQPSTORM, PIKA, Missing, Source, python
+from tests.foreign.django_settings import QUEUES
+from tests.foreign.sources import AMQPLIB, AMQPSTORM, DJANGO, PIKA, Missing, Source, python
 
+ROOT = Path(__file__).parents[2]
 _REPORTER = Path(__file__).with_name("reporter.mjs")
 PYTEST = re.compile(r"^(?P<test>\S+::\S+) (?:(?P<end>PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b)?")
+DJANGO_TEST = re.compile(r"^\s*\w+ \((?P<test>[\w.]+)\)(?: .*)? \.\.\. (?P<end>ok|FAIL|ERROR|skipped)?")
 NODE = re.compile(r"^(?P<end>start|pass|fail|skip) (?P<test>.+)$")
 _STORM = ("basic", "exchange", "generic", "legacy", "queue", "reliability", "tx")
 _CLEAN = '''
@@ -34,6 +38,8 @@ class Suite:
     commands: Callable[[], Sequence[Sequence[str]]]
     line: re.Pattern[str]
     environment: Mapping[str, str] = field(default_factory=dict)
+    of_backend: bool = False
+    """True if it tests the backend of this package: then its differences are the same on each broker."""
 
 
 def _changed(folder: Path, files: str, old: str, new: str) -> None:
@@ -62,6 +68,25 @@ def _amqplib(folder: Path, port: int) -> None:
         _changed(folder, "test/*.test.js", f"amqp://localhost{end}", f"amqp://localhost:{port}{end}")
     _changed(folder, "test/connect.test.js", "amqp://[::1]", f"amqp://[::1]:{port}")
     _changed(folder, "test/connect.test.js", "hostname: 'localhost' }", f"hostname: 'localhost', port: {port} }}")
+
+
+def _django(folder: Path, port: int) -> None:  # noqa: ARG001 - the settings have it from the environment
+    for name, ours in (("dummy.Dummy", "Storing"), ("immediate.Immediate", "Running")):
+        module, _, short = name.partition(".")
+        backends = f"django.tasks.backends.{module}"
+        _changed(
+            folder, "tests/tasks/test_*.py", f'"{backends}.{short}Backend"', f'"tests.foreign.django_tasks.{ours}"'
+        )
+        _changed(
+            folder,
+            "tests/tasks/test_*.py",
+            f"from {backends} import {short}Backend",
+            f"from tests.foreign.django_tasks import {ours} as {short}Backend",
+        )
+    _changed(folder, "tests/tasks/test_*.py", '"QUEUES": []', f'"QUEUES": {QUEUES}')
+    # Results are in the database, which SimpleTestCase forbids.
+    _changed(folder, "tests/tasks/test_*.py", "SimpleTestCase", "TransactionTestCase")
+    _changed(folder, "tests/tasks/test_*.py", "    available_apps = []\n", "")
 
 
 def _pytest(*words: str) -> list[str]:
@@ -100,5 +125,22 @@ SUITES = (
             for name in ("channel_api", "callback_api", "connect", "recovery")
         ],
         line=NODE,
+    ),
+    Suite(
+        name="django",
+        source=DJANGO,
+        prepare=_django,
+        commands=lambda: [
+            # Their imports begin at the folder of Django's tests.
+            ["sh", "-c", 'cd tests && exec "$0" -m django test tasks -v 2 --buffer --noinput', sys.executable]
+        ],
+        line=DJANGO_TEST,
+        environment={
+            "DJANGO_SETTINGS_MODULE": "tests.foreign.django_settings",
+            "PYTHONPATH": str(ROOT),
+            # Its async tests look at results in their event loop, as only a backend in memory allows.
+            "DJANGO_ALLOW_ASYNC_UNSAFE": "1",
+        },
+        of_backend=True,
     ),
 )
