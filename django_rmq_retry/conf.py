@@ -2,10 +2,12 @@
 
 import difflib
 import functools
+import inspect
 import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -36,6 +38,8 @@ MASKED = (
     *("*.authorization", "*.api_key", "*.pin"),
 )
 """Fields masked by default: the last part of a path is a field's name, and * stands for any depth."""
+MOST_ASYNC_HANDLERS = 1000
+"""The most messages that may be handled at once: each has a thread that waits, and some have a database connection."""
 SHORTEST_KEY = 16
 """The fewest characters of the key that signs a webhook."""
 ADMINS = "admins"
@@ -91,6 +95,12 @@ def _is_table_of(value: object, kind: type) -> bool:
     return isinstance(value, Mapping) and all(isinstance(k, str) and isinstance(v, kind) for k, v in value.items())
 
 
+def _makes_contexts(value: object) -> bool:
+    """True unless it surely returns no context manager: a generator or coroutine function without its decorator."""
+    bare = inspect.isasyncgenfunction(value) or inspect.isgeneratorfunction(value) or inspect.iscoroutinefunction(value)
+    return callable(value) and not bare
+
+
 text = taking("a string that is not empty", lambda value: isinstance(value, str) and value)
 path = taking(
     "the path of a file",
@@ -103,6 +113,9 @@ text_or_function = taking(
     "a string or a function that returns one", lambda value: callable(value) or isinstance(value, str)
 )
 function = importing("a function", lambda value: value is None or callable(value))
+lifespan = importing(
+    "a function decorated with @asynccontextmanager", lambda value: value is None or _makes_contexts(value)
+)
 policy = importing("a policy, such as RetryThenPark()", lambda value: isinstance(value, Policy))
 patterns = taking("a list of queue names, in which * matches anything", _is_list_of_texts, tuple)
 databases = taking(
@@ -331,6 +344,10 @@ class Settings:
     prefetch: int = 10
     """The most unacked messages of one queue."""
     threads: int = 4
+    async_handlers: int = 100
+    """The most messages that async handlers of one process handle at once."""
+    lifespan: Callable[[], AbstractAsyncContextManager[object]] | None = None
+    """Entered in the event loop of each process with async handlers, before their first message."""
     shutdown_timeout: float = 30
     crash_limit: int | None = 5
     """The number of workers that a message may kill before it is parked."""
@@ -498,6 +515,8 @@ KEYS: Mapping[str, Reader] = {
     "PUBLISH_TIMEOUT": seconds,
     "PREFETCH": whole(1, 65535),
     "THREADS": whole(1, 1000),
+    "ASYNC_HANDLERS": whole(1, MOST_ASYNC_HANDLERS),
+    "LIFESPAN": lifespan,
     "SHUTDOWN_TIMEOUT": seconds,
     "CRASH_LIMIT": whole(1, 1000, none="no limit"),
     "BODY_BYTES": whole(SMALL_BYTES, 2**31),

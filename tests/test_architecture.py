@@ -150,7 +150,7 @@ def test_each_public_name_of_such_a_package_is_defined_in_its_module(module: str
 
 def test_every_thread_name_is_on_the_page() -> None:
     code = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py") if "testing" not in path.parts)
-    started = set(re.findall(r'(?:name ?= ?f?|io\(|__init__\()"(rmq-[a-z-]*[a-z])(?:-\{[^"]*)?"', code))
+    started = set(re.findall(r'(?:name(?:: str)? ?= ?f?|io\(|__init__\()"(rmq-[a-z-]*[a-z])(?:-\{[^"]*)?"', code))
 
     assert {name.removesuffix("-1") for name in first_column("Thread")} == started
 

@@ -2,6 +2,7 @@
 
 import re
 import traceback
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,11 @@ EVENTS = Exchange("events", "topic")
 ARCHIVE = [Queue("archive", bindings=[EVENTS.bind("#")])]
 ORDERED = StopTheLine()
 NO_POLICY = "a text"
+
+
+async def bare() -> AsyncIterator[None]:
+    """A lifespan whose decorator is missing."""
+    yield
 
 
 def permits(_user: object, _action: str, _message: object) -> bool:
@@ -130,7 +136,7 @@ def test_a_url_function_is_called_only_when_a_connection_is_needed() -> None:
     [
         ({"PREFECH": 1}, "RMQ_RETRY has no key 'PREFECH'. Did you mean 'PREFETCH'?"),
         ({"url": "amqp://h"}, "Did you mean 'URL'?"),
-        ({"ZZZ": 1}, "Valid keys: ALERTS, AROUND, BLOCKED_PER_KEY, BLOCKED_TIMEOUT"),
+        ({"ZZZ": 1}, "Valid keys: ALERTS, AROUND, ASYNC_HANDLERS, BLOCKED_PER_KEY, BLOCKED_TIMEOUT"),
         ({"CONTACT": "ann"}, "RMQ_RETRY['CONTACT'] belongs under RMQ_RETRY['OPERATORS']."),
         ({"OPERATORS": "ann"}, "RMQ_RETRY['OPERATORS'] takes a dict such as"),
         ({"OPERATORS": {"PERMITS": 1}}, "RMQ_RETRY['OPERATORS'] has no key 'PERMITS'. Did you mean 'PERMIT'?"),
@@ -204,6 +210,9 @@ def test_a_url_function_is_called_only_when_a_connection_is_needed() -> None:
         ({"TOPOLOGY": "events"}, "takes a list of Exchange and Queue objects"),
         ({"TOPOLOGY": ["tests.test_conf.NO_POLICY"]}, "not 'tests.test_conf.NO_POLICY'."),
         ({"TOPOLOGY": [5]}, "not 5."),
+        ({"ASYNC_HANDLERS": 1001}, "takes a whole number from 1 to 1000, not 1001."),
+        ({"LIFESPAN": "tests.test_conf.bare"}, "takes a function decorated with @asynccontextmanager, or the dotted"),
+        ({"LIFESPAN": 5}, "takes a function decorated with @asynccontextmanager, or the dotted"),
     ],
 )
 def test_an_invalid_setting_is_refused_with_the_fix(keys: dict[str, Any], said: str) -> None:

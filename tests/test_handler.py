@@ -117,11 +117,11 @@ def test_the_settings_define_the_default_policy_and_queue_type() -> None:
 
 
 def test_the_queries_of_an_async_handler_run_in_its_worker() -> None:
-    together = threading.Barrier(3)
+    together = asyncio.Barrier(3)
 
     @handler("payments.charge")
     async def charge(message: Delivery) -> int:
-        together.wait(5)
+        await together.wait()
         return await sync_to_async(threading.get_ident)()
 
     run = charge.subscription.run

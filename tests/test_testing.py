@@ -2,12 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from django.test import override_settings
 
 from django_rmq_retry import (
     AckFirst,
@@ -34,9 +36,10 @@ from django_rmq_retry import (
     publish,
 )
 from django_rmq_retry.errors import BrokerUnfit, CallFailed, CallUnanswered
+from django_rmq_retry.handlers.loop import LifespanFailed
 from django_rmq_retry.messages import ErrorNote
 from django_rmq_retry.policies import Carrier, Kind, Policy
-from django_rmq_retry.testing import NeverQuiet, RmqTest, message_of
+from django_rmq_retry.testing import NeverQuiet, RmqTest, isolated_handlers, message_of
 from tests.messages.exceptions import BankDown
 from tests.tooling.brokers import is_replaced
 
@@ -84,6 +87,60 @@ def made(bank: Bank) -> Made:
 def house(via: Carrier | None = None, **changes: Any) -> RetryThenPark:
     known = {"attempts": 5, "backoff": Exponential(10, factor=3, jitter=0.2), "via": via or Ladder()}
     return RetryThenPark(**{**known, **changes})
+
+
+@pytest.mark.usefixtures("rmq")
+def test_an_async_handler_answers_a_call() -> None:
+    @handler("rates.quote", policy=OneShot(), name="quote")
+    async def quote(message: Delivery) -> int:
+        await asyncio.sleep(0)
+        return int(message.data) + 1
+
+    assert quote.call(1) == 2
+
+
+def test_the_kit_enters_the_lifespan_for_async_handlers_and_leaves_it_at_its_end() -> None:
+    notes: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[dict[str, list[str]]]:
+        notes.append("opened")
+        yield {"notes": notes}
+        notes.append("closed")
+
+    with isolated_handlers(), override_settings(RMQ_RETRY={"LIFESPAN": lifespan}):
+
+        @handler("payments.charge", name="charge")
+        async def charge(message: Delivery) -> None:
+            message.state["notes"].append(f"handled {message.data}")
+
+        for number in (1, 2):
+            with RmqTest() as rmq:
+                charge.publish(number)
+                rmq.drain()
+
+    assert notes == ["opened", "handled 1", "closed", "opened", "handled 2", "closed"]
+
+
+def test_the_kit_says_why_a_lifespan_fails() -> None:
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        notes[0].append("the bank is away")
+        yield
+
+    notes: list[list[str]] = []
+    with isolated_handlers(), override_settings(RMQ_RETRY={"LIFESPAN": lifespan}):
+
+        @handler("payments.charge", name="charge")
+        async def charge(message: Delivery) -> None: ...
+
+        with pytest.raises(LifespanFailed, match="failed before the first message: IndexError"), RmqTest():
+            pass
+
+
+def test_a_message_of_the_kit_has_the_state_that_the_test_gives() -> None:
+    assert message_of({}, state={"bank": 7}).state == {"bank": 7}
+    assert message_of({}).state is None
 
 
 def test_a_dead_bank_is_retried_and_then_parked(rmq: RmqTest, made: Made, bank: Bank) -> None:

@@ -59,6 +59,7 @@ def consumer(
     *,
     threads: int,
     prefetch: int,
+    asynchronous: int,
     limits: ConsumerLimits,
     watchers: Watchers = Watchers(),  # noqa: B008 - a frozen value
     meter: Meter | None = None,
@@ -81,6 +82,7 @@ def consumer(
         AttemptPipeline(work_queues, surroundings),
         threads=threads,
         prefetch=prefetch,
+        asynchronous=asynchronous,
         limits=limits,
         refusal=lambda broker: _refusal(work_queues, broker),
         watchers=watchers,
@@ -89,7 +91,8 @@ def consumer(
     breaker_gate.control = made.pauses
     heartbeat = None
     if settings.records:
-        facts: dict[str, Any] = {"name": name, "number": number, "package": __version__, "threads": threads}
+        at_once = sum(made.sizes)
+        facts: dict[str, Any] = {"name": name, "number": number, "package": __version__, "threads": at_once}
         heartbeat = Heartbeat(made, **facts, queues=made.pauses.queues)
     halts = Halts(lambda: events.halts, name, holds=source.holds, let_go=events.let_go)
     watch = Watch(breaker_gate, halts, with_connections=FreshConnections)

@@ -15,12 +15,13 @@ from django_rmq_retry.consumer.attempt import AttemptPipeline
 from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.consumer.deadlines import SlowHandlers
 from django_rmq_retry.consumer.hung import HungHandlers
-from django_rmq_retry.consumer.lines import QueuePauses, consumed_lines
+from django_rmq_retry.consumer.lines import QueuePauses, consumed_lines, consumed_queues
 from django_rmq_retry.consumer.quota import Quota
 from django_rmq_retry.consumer.sequencer import Sequencer
-from django_rmq_retry.consumer.workers import Workers
+from django_rmq_retry.consumer.workers import Pool, TwoPools, Workers
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable, TopologyMissing
 from django_rmq_retry.exit_codes import Exit
+from django_rmq_retry.handlers.loop import known_loop
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.messages.message import Delivery, Instruction
 from django_rmq_retry.topology.declarations import Server
@@ -76,15 +77,18 @@ class Consumer:
         *,
         threads: int,
         prefetch: int,
+        asynchronous: int = 1,
         limits: ConsumerLimits,
         refusal: Callable[[Server], str | None] = lambda _server: None,
         watchers: Watchers = Watchers(),
     ) -> None:
         most = limits.messages
-        # Do not prefetch more than may be run: the rest would be returned, and a queue may count a return as a crash.
-        held = prefetch if most is None else min(prefetch, most)
         self._quota = None if most is None else Quota(most, last=self._last_begun)
-        self._lines = tuple(line for work_queue in work_queues for line in consumed_lines(work_queue, held))
+        self._lines = tuple(
+            line
+            for work_queue in work_queues
+            for line in consumed_lines(work_queue, _held(work_queue, prefetch, asynchronous, most))
+        )
         self._source = source
         self._pipeline = pipeline
         self._in_order = frozenset(line.queue for line in self._lines if line.in_order)
@@ -92,8 +96,16 @@ class Consumer:
         self._limits = limits
         self._watchers = watchers
         self._refusal = refusal
-        self._threads = threads
-        self._workers: Workers[Delivery] = Workers(threads, self._work if self._in_order else self._make)
+        self.sizes = sizes_of(work_queues, threads=threads, asynchronous=asynchronous)
+        self._side_by_side = frozenset(
+            name for work_queue in work_queues if work_queue.asynchronous for name in consumed_queues(work_queue)
+        )
+        work = self._work if self._in_order else self._make
+        self._workers: Pool[Delivery] = (
+            TwoPools(self.sizes[0], self.sizes[1], work, waits=self._is_async)
+            if self._side_by_side
+            else Workers(threads, work)
+        )
         self._sequencer = Sequencer(pipeline.read_key, again=self._workers.add)
         self._over = False
         # A SimpleQueue, because signal handlers call stop(): Event.set() there could deadlock on its own lock.
@@ -149,9 +161,24 @@ class Consumer:
 
     @property
     def stuck_since(self) -> float | None:
-        """The monotonic time since when each thread runs a handler beyond its deadline; None if one does not."""
-        late = sorted(state.deadline for state in self.in_flight if state.deadline < time.monotonic())
-        return late[self._threads - 1] if len(late) >= self._threads else None
+        """The monotonic time since when each thread runs a handler beyond its deadline; None if one does not.
+
+        The threads for async handlers are looked at by themselves.
+        """
+        late = [state for state in self.in_flight if state.deadline < time.monotonic()]
+        since = [
+            sorted(deadlines)[size - 1]
+            for size, deadlines in zip(self.sizes, self._by_pool(late), strict=True)
+            if 0 < size <= len(deadlines)
+        ]
+        return min(since, default=None)
+
+    def _by_pool(self, states: Sequence[AttemptState]) -> tuple[list[float], list[float]]:
+        """Return the deadlines of attempts in worker threads, and of those of async handlers."""
+        pools: tuple[list[float], list[float]] = [], []
+        for state in states:
+            pools[self._is_async(state.arrival)].append(state.deadline)
+        return pools
 
     @property
     def copies(self) -> int:
@@ -160,6 +187,9 @@ class Consumer:
     @property
     def in_flight(self) -> Sequence[AttemptState]:
         return list(self._pipeline.in_flight.copy())
+
+    def _is_async(self, delivery: Delivery) -> bool:
+        return delivery.queue in self._side_by_side
 
     def arrived(self, delivery: Delivery) -> None:
         if self._over:
@@ -256,12 +286,13 @@ class Consumer:
         self._source.give_back([*self._workers.take_back(), *(self._quota.take_spare() if self._quota else ())])
 
     def _look_after(self, age: float) -> None:
-        dead, hung = self._workers.dead, self._hung_handlers.look()
+        dead, hung, loop_ended = self._workers.dead, self._hung_handlers.look(), _loop_ended()
         if hung:
             self.hung = True
             self.stop(self._hung_handlers.reason_to_stop(hung[0]), Exit.ERROR)
-        elif dead:
-            self.stop(f"Worker thread {dead[0]} has ended unexpectedly.", Exit.ERROR)
+        elif dead or loop_ended:
+            what = f"Worker thread {dead[0]}" if dead else "The event loop of async handlers"
+            self.stop(f"{what} has ended unexpectedly.", Exit.ERROR)
         elif not self._source.alive:
             self.stop("The I/O thread has ended, or does not respond.", Exit.ERROR)
         elif self._limits.seconds is not None and age >= self._limits.seconds:
@@ -322,3 +353,28 @@ class Consumer:
             self._code = self._code or Exit.ERROR
         self._workers.stop()
         return self._code
+
+
+def _loop_ended() -> bool:
+    """Return True if the event loop has ended by itself; if a handler blocks it, name that one in the log."""
+    loop = known_loop()
+    if loop is None:
+        return False
+    loop.look()
+    return loop.dead
+
+
+def sizes_of(work_queues: Sequence[WorkQueue], *, threads: int, asynchronous: int) -> tuple[int, int]:
+    """Return how many messages may be handled at once in worker threads, and how many by async handlers."""
+    of_threads = not work_queues or any(not work_queue.asynchronous for work_queue in work_queues)
+    of_loop = any(work_queue.asynchronous for work_queue in work_queues)
+    return threads if of_threads else 0, asynchronous if of_loop else 0
+
+
+def _held(work_queue: WorkQueue, prefetch: int, asynchronous: int, most: int | None) -> int:
+    """Return how many messages of a queue may be unacked at once.
+
+    Not more than may be run: the rest would be returned, and a queue may count a return as a crash.
+    """
+    held = max(prefetch, asynchronous) if work_queue.asynchronous else prefetch
+    return held if most is None else min(held, most)

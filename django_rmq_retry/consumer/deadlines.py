@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.errors import DeadlineExceeded, NoKey
 from django_rmq_retry.handlers.call import Unready
+from django_rmq_retry.handlers.loop import known_loop
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.message import Delivery
 
@@ -63,15 +64,26 @@ class TimedRun:
 
     @property
     def interruptible(self) -> bool:
-        """True if an exception may be raised in its thread: an async handler is cancelled in its own event loop."""
+        """True if an exception may be raised in its thread: an async handler is cancelled in its event loop."""
         return bool(self.part) or not self.subscription.asynchronous
 
     def _place(self) -> TracebackType | None:
-        frame, traceback = sys._current_frames().get(self.thread), None  # noqa: SLF001 - the documented way to look at a thread
-        while frame is not None and frame.f_code is not Deadlines.run.__code__:
+        traceback = None
+        for frame in self._frames():
             traceback = TracebackType(traceback, frame, frame.f_lasti, frame.f_lineno)
-            frame = frame.f_back
         return traceback
+
+    def _frames(self) -> list[FrameType]:
+        """Return the frames of the handler, the innermost first; those of a coroutine are not in its thread."""
+        loop = None if self.interruptible else known_loop()
+        frames = [] if loop is None else loop.frames(self.thread)
+        if frames:
+            return frames
+        frame = sys._current_frames().get(self.thread)  # noqa: SLF001 - the documented way to look at a thread
+        while frame is not None and frame.f_code is not Deadlines.run.__code__:
+            frames.append(frame)
+            frame = frame.f_back
+        return frames
 
 
 class Deadlines:

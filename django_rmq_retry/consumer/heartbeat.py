@@ -4,8 +4,9 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from datetime import UTC, datetime
+from typing import TypeAlias
 
 from django.db import router
 from django.db.models import QuerySet
@@ -16,6 +17,7 @@ from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.consumer.consumer import Consumer
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers.business_keys import first_business_key
+from django_rmq_retry.handlers.loop import known_loop
 from django_rmq_retry.messages.message import Delivery, message_id
 from django_rmq_retry.messages.texts import COLUMN_BYTES, one_line, short
 from django_rmq_retry.models import ConsumerProcess
@@ -28,6 +30,7 @@ BEAT_SECONDS = 5.0
 STATUS_SECONDS = 1.0
 """Seconds between two looks at the status, whose change is written at once."""
 MOST_IN_FLIGHT = 100
+Status: TypeAlias = tuple[bool, bool, int, Hashable | None]
 
 
 class Heartbeat(Recurring):
@@ -51,7 +54,7 @@ class Heartbeat(Recurring):
         }
         self._began = time.monotonic()
         self._due = 0.0
-        self._written: tuple[bool, bool, int] | None = None
+        self._written: Status | None = None
         """The status in the row; None before the first heartbeat."""
         self._failures = LastingFailures()
         self._keys: dict[AttemptState, tuple[Delivery, str]] = {}
@@ -79,10 +82,10 @@ class Heartbeat(Recurring):
         else:
             self._failures.ends()
 
-    def _status(self, now: float) -> tuple[bool, bool, int]:
-        """Return whether the process is connected and stopping, and the number of handlers beyond their timeout."""
+    def _status(self, now: float) -> Status:
+        """Return if it is connected and stopping, how many handlers are beyond their timeout, what blocks its loop."""
         late = sum(now > state.deadline for state in self._consumer.in_flight)
-        return self._consumer.online, bool(self._consumer.why), late
+        return self._consumer.online, bool(self._consumer.why), late, _blocking()
 
     def _row(self) -> "QuerySet[ConsumerProcess]":
         return ConsumerProcess.objects.using(router.db_for_write(ConsumerProcess)).filter(name=self._name)
@@ -110,13 +113,15 @@ class Heartbeat(Recurring):
 
     def _entries(self, ahead: float) -> list[dict[str, object]]:
         """Return the oldest messages in flight; ``ahead`` is how far the database's clock is ahead of the monotonic."""
-        states = sorted(self._consumer.in_flight, key=lambda state: state.began)[:MOST_IN_FLIGHT]
-        known, self._keys = self._keys, {}
+        blocking, known, self._keys = _blocking(), self._keys, {}
+        # The message whose handler blocks the others is the last one to leave out.
+        age = lambda state: (blocking is None or state.arrival.token is not blocking, state.began)  # noqa: E731
+        states = sorted(self._consumer.in_flight, key=age)[:MOST_IN_FLIGHT]
         for state in states:
             delivery, key = known.get(state, (None, ""))
             # The project's function is called once for each delivery, whatever the time that its handler takes.
             self._keys[state] = (state.delivery, key if delivery is state.delivery else _key(state))
-        return [_entry(state, self._keys[state][1], ahead) for state in states]
+        return [_entry(state, self._keys[state][1], ahead, blocking) for state in states]
 
 
 def _key(state: AttemptState) -> str:
@@ -124,7 +129,14 @@ def _key(state: AttemptState) -> str:
     return first_business_key(state.subscription, state.delivery, unreadable)
 
 
-def _entry(state: AttemptState, key: str, ahead: float) -> dict[str, object]:
+def _blocking() -> Hashable | None:
+    """Return the token of the message whose handler blocks the event loop; None if none does."""
+    loop = known_loop()
+    message = None if loop is None else loop.blocked_by
+    return None if message is None else message.token
+
+
+def _entry(state: AttemptState, key: str, ahead: float, blocking: Hashable | None) -> dict[str, object]:
     subscription = state.subscription
     since = datetime.fromtimestamp(ahead + state.began, UTC)
     return {
@@ -137,4 +149,5 @@ def _entry(state: AttemptState, key: str, ahead: float) -> dict[str, object]:
         "timeout": None if subscription is None else subscription.timeout,
         # Written here, because the process that reads the row may know other handlers.
         "auto_ack": subscription is not None and subscription.ack == "auto",
+        "blocks": blocking is not None and state.arrival.token is blocking,
     }

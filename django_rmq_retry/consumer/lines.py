@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from django_rmq_retry.amqp.contracts import Line, Source
 from django_rmq_retry.consumer.sequencer import Sequencer
-from django_rmq_retry.consumer.workers import Workers
+from django_rmq_retry.consumer.workers import Pool
 from django_rmq_retry.handlers.layout import parks, temporary
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.messages.message import Delivery
@@ -17,7 +17,7 @@ class QueuePauses:
         self,
         work_queues: Sequence[WorkQueue],
         source: Source,
-        workers: Workers[Delivery],
+        workers: Pool[Delivery],
         sequencer: Sequencer,
         *,
         able: Callable[[], bool] = lambda: True,

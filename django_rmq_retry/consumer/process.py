@@ -24,6 +24,8 @@ from django_rmq_retry.consumer.start import Start, parked_queues
 from django_rmq_retry.consumer.status_line import LastRow, last_row
 from django_rmq_retry.consumer.supervisor import RENEW, Supervisor, ignore, listen, wait_for
 from django_rmq_retry.database_connections import FreshConnections, close_for_fork
+from django_rmq_retry.exit_codes import Exit
+from django_rmq_retry.handlers import loop
 from django_rmq_retry.parked.run_driver import RunDriver
 from django_rmq_retry.publishing import broker_connections, outbox_rows
 from django_rmq_retry.publishing.relay_thread import RelayThread
@@ -64,7 +66,12 @@ class ConsumingProcess:
         if instruments is not None and number <= 1:
             # One process reads them for all: a second one would cost the database the same again.
             parts = instruments.notice, instruments.board, start.work_queues
-            self._figures = Figures(*parts, threads=start.threads, with_connections=FreshConnections)
+            self._figures = Figures(
+                *parts,
+                threads=start.threads,
+                asynchronous=start.async_handlers,
+                with_connections=FreshConnections,
+            )
         self._reached = reached
         self._row = row
         self._number = number
@@ -84,6 +91,7 @@ class ConsumingProcess:
             self._events,
             threads=start.threads,
             prefetch=start.prefetch,
+            asynchronous=start.async_handlers,
             limits=ConsumerLimits(
                 burst=start.burst,
                 messages=start.messages,
@@ -101,7 +109,8 @@ class ConsumingProcess:
         self._consumer = self._with_threads.consumer
         self._live = self._liveness()
         meter = self._meter
-        self._states = None if meter is None else States(meter, self._consumer, self._events, threads=start.threads)
+        at_once = sum(self._consumer.sizes)
+        self._states = None if meter is None else States(meter, self._consumer, self._events, threads=at_once)
         beats = [one.beat for one in (self._live, self._states) if one is not None]
         self._pulse = Pulse(beats, ask=broker_connections.connections.io("rmq-io").call) if beats else None
 
@@ -146,18 +155,32 @@ class ConsumingProcess:
             if one is not None:
                 one.start()
         try:
-            code = self._with_threads.run()
+            code = self._with_threads.run() if self._enter_lifespan() else Exit.DONE
+        except loop.LifespanFailed as error:
+            self._consumer.stop(str(error), Exit.ERROR)
+            code = Exit.ERROR
         finally:
+            ended = loop.close()
+            if not ended:
+                log.error("The event loop of async handlers did not end in time")
             self._stop_beside()
             if self._live is not None:
                 self._live.end()
             broker_connections.close()
             connections.close_all()
-        if self._consumer.hung:
+        if self._consumer.hung or not ended:
             # A regular exit would wait for the thread of the hung handler, which may never end.
             self._end_hung(code)
         exceeded = self._memory is not None and self._memory.exceeded
         return RENEW if self._number and not code and (self._signalled or exceeded) else code
+
+    def _enter_lifespan(self) -> bool:
+        """Enter the lifespan of the project for async handlers; return False if the process is to stop meanwhile."""
+        lifespan = settings().lifespan
+        subscriptions = (one for work_queue in self._start.work_queues for one in work_queue.subscriptions)
+        if lifespan is None or not any(one.asynchronous for one in subscriptions):
+            return True
+        return loop.handler_loop().open(lifespan, stopping=lambda: self._consumer.why)
 
     def _stop_beside(self) -> None:
         timeout = self._start.shutdown

@@ -10,6 +10,7 @@ from django.db import connections
 
 from django_rmq_retry import __version__, conf
 from django_rmq_retry.arguments import plural
+from django_rmq_retry.consumer.consumer import sizes_of
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.telemetry.http import Address
@@ -21,6 +22,7 @@ class Start:
 
     work_queues: Sequence[WorkQueue]
     threads: int
+    async_handlers: int
     processes: int
     prefetch: int
     shutdown: float
@@ -42,6 +44,7 @@ class Start:
         return cls(
             work_queues=work_queues,
             threads=options["threads"] or settings.threads,
+            async_handlers=options["async_handlers"] or settings.async_handlers,
             processes=options["processes"],
             prefetch=options["prefetch"] or settings.prefetch,
             shutdown=settings.shutdown_timeout if options["shutdown_timeout"] is None else options["shutdown_timeout"],
@@ -59,7 +62,10 @@ class Start:
     def lines(self, *, without_signs: bool) -> Iterator[str]:
         """Return the lines of the banner: sizes, queues, broker and databases."""
         dot = ", " if without_signs else " · "
-        sizes = [f"pid {os.getpid()}", plural(self.threads, "thread"), f"prefetch {self.prefetch}"]
+        threads, side_by_side = sizes_of(self.work_queues, threads=self.threads, asynchronous=self.async_handlers)
+        sizes = [f"pid {os.getpid()}", *([plural(threads, "thread")] if threads else [])]
+        sizes += [f"{side_by_side} async"] if side_by_side else []
+        sizes.append(f"prefetch {self.prefetch}")
         if self.processes > 1:
             sizes.insert(1, plural(self.processes, "process", "es"))
         yield dot.join([f"django-rmq-retry {__version__}", *sizes])
@@ -87,6 +93,7 @@ class Start:
             "version": __version__,
             "processes": self.processes,
             "threads": self.threads,
+            "async_handlers": self.async_handlers,
             "prefetch": self.prefetch,
         }
 

@@ -1,11 +1,12 @@
-"""The worker threads of a process: a fixed number, which take jobs from one queue."""
+"""The worker threads of a process: a fixed number, which take jobs from one queue; async handlers have their own."""
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Generic, TypeVar
+from contextvars import copy_context
+from typing import Generic, TypeAlias, TypeVar
 
 from django_rmq_retry.handlers.contracts import log_failure
 
@@ -17,10 +18,12 @@ HUNG_CHECK_SECONDS = 0.5
 class Workers(Generic[Job]):
     """A fixed number of threads that take jobs from one queue, which another thread fills."""
 
-    def __init__(self, threads: int, run: Callable[[Job], object]) -> None:
+    def __init__(
+        self, threads: int, run: Callable[[Job], object], *, name: str = "rmq-worker", lock: "Quieting | None" = None
+    ) -> None:
         self._run = run
         self._jobs: deque[Job] = deque()
-        self._lock = threading.Lock()
+        self._lock, self._quiet = lock or _quieting()
         # Released to wake one thread; locked while all threads are awake or one wake-up is pending.
         self._gate = threading.Lock()
         self._gate.acquire()
@@ -28,10 +31,8 @@ class Workers(Generic[Job]):
         self._waking = False
         self._stopping = False
         self._busy = 0
-        self._quiet = threading.Condition(self._lock)
         self._threads = [
-            threading.Thread(target=self._work, name=f"rmq-worker-{number + 1}", daemon=True)
-            for number in range(threads)
+            threading.Thread(target=self._work, name=f"{name}-{number + 1}", daemon=True) for number in range(threads)
         ]
 
     def start(self) -> None:
@@ -69,14 +70,7 @@ class Workers(Generic[Job]):
 
     def wait_quiet(self, timeout: float, *, hung: Callable[[], int] = lambda: 0) -> bool:
         """Wait until no thread runs a job, except for hung ones; return False on timeout."""
-        end = time.monotonic() + timeout
-        with self._quiet:
-            while self._jobs or self._busy > hung():
-                left = end - time.monotonic()
-                if left <= 0:
-                    return False
-                self._quiet.wait(min(left, HUNG_CHECK_SECONDS))
-        return True
+        return _wait_quiet([self], self._quiet, timeout, hung)
 
     def stop(self) -> None:
         """End each thread as soon as it is idle."""
@@ -119,3 +113,73 @@ class Workers(Generic[Job]):
                 run(job)
             except BaseException:  # noqa: BLE001 - a job handles its own errors; this one must not end the thread
                 log_failure("A worker thread raised an error outside any handler")
+
+
+class TwoPools(Generic[Job]):
+    """The worker threads, and the threads that wait for async handlers, which run in the event loop.
+
+    Each job of the latter has context variables of its own: a coroutine hands its own to the thread that waits for it.
+    """
+
+    def __init__(
+        self, threads: int, asynchronous: int, run: Callable[[Job], object], *, waits: Callable[[Job], bool]
+    ) -> None:
+        lock = _, self._quiet = _quieting()
+        self._waits = waits
+        self._workers: Workers[Job] = Workers(threads, run, lock=lock)
+        self._waiting: Workers[Job] = Workers(
+            asynchronous, lambda job: copy_context().run(run, job), name="rmq-async", lock=lock
+        )
+        self._pools = (self._workers, self._waiting)
+
+    def start(self) -> None:
+        for pool in self._pools:
+            pool.start()
+
+    @property
+    def dead(self) -> list[str]:
+        return [name for pool in self._pools for name in pool.dead]
+
+    @property
+    def running(self) -> int:
+        return sum(pool.running for pool in self._pools)
+
+    @property
+    def waiting(self) -> int:
+        return sum(pool.waiting for pool in self._pools)
+
+    def add(self, job: Job) -> None:
+        (self._waiting if self._waits(job) else self._workers).add(job)
+
+    def take_back(self, wanted: Callable[[Job], bool] = lambda _job: True) -> list[Job]:
+        return [job for pool in self._pools for job in pool.take_back(wanted)]
+
+    def wait_quiet(self, timeout: float, *, hung: Callable[[], int] = lambda: 0) -> bool:
+        return _wait_quiet(self._pools, self._quiet, timeout, hung)
+
+    def stop(self) -> None:
+        for pool in self._pools:
+            pool.stop()
+
+
+Pool: TypeAlias = Workers[Job] | TwoPools[Job]
+Quieting: TypeAlias = tuple[threading.Lock, threading.Condition]
+"""The lock of a pool, and the condition that one of its threads has become idle; two pools may share them."""
+
+
+def _quieting() -> Quieting:
+    lock = threading.Lock()
+    return lock, threading.Condition(lock)
+
+
+def _wait_quiet(
+    pools: Sequence[Workers[Job]], quiet: threading.Condition, timeout: float, hung: Callable[[], int]
+) -> bool:
+    end = time.monotonic() + timeout
+    with quiet:
+        while any(pool.waiting for pool in pools) or sum(pool.running for pool in pools) > hung():
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            quiet.wait(min(left, HUNG_CHECK_SECONDS))
+    return True

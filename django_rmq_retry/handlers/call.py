@@ -68,19 +68,12 @@ def guarded(function: Callable[[Any], Any], name: str) -> Callable[[Delivery], A
 
 
 def awaited(function: Callable[[Any], Any], name: str) -> Callable[[Delivery], Any]:
-    """Return the same for an async function, to be called in an event loop."""
+    """Return the same for an async function, to be called in the event loop, which ends the children of its tasks."""
 
     @wraps(function)
     async def call(message: Delivery) -> Any:
-        forked = forks.count
-        try:
-            answer = function(message)
-            answer = await answer if inspect.isawaitable(answer) else answer
-        except BaseException as error:
-            forks.end_since(forked, error)
-            raise
-        if forks.count != forked:
-            forks.end_child(None)
+        answer = function(message)
+        answer = await answer if inspect.isawaitable(answer) else answer
         return answer if answer is None else _run_already(answer, name)
 
     return call

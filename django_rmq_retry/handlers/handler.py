@@ -6,12 +6,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from asgiref.sync import async_to_sync
-
 from django_rmq_retry.arguments import TABLE, TEXT, Argument, check_seconds, check_value, per_second
 from django_rmq_retry.errors import ConfigurationError, DeadlineExceeded
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.call import awaited, guarded
+from django_rmq_retry.handlers.loop import handler_loop
 from django_rmq_retry.handlers.subscription import (
     Ack,
     Fingerprint,
@@ -268,12 +267,11 @@ def _registration(
 
 
 def _run_of(function: Callable[[Any], Any], name: str, timeout: float | None) -> Callable[[Delivery], object]:
-    """Return the function with which a worker thread runs an async function, in an event loop of its own.
+    """Return the function with which a thread runs an async function in the event loop of its process.
 
     The timeout cancels the async function in that loop. Django's async ORM runs its queries in the thread that waits
-    in ``async_to_sync``, so they use the connections that are renewed around each attempt.
+    for it, so they use the connections that are renewed around each attempt.
     """
-
     call = awaited(function, name)
 
     async def limited(message: Delivery) -> object:
@@ -287,7 +285,7 @@ def _run_of(function: Callable[[Any], Any], name: str, timeout: float | None) ->
 
     @functools.wraps(function)
     def run(message: Delivery) -> object:
-        return async_to_sync(limited)(message)
+        return handler_loop().run(limited, message, name)
 
     return run
 

@@ -145,7 +145,7 @@ class Subscription(HandlerOptions):
     """The queue ``park``, if the project defines it as a Queue."""
     limits: BodyLimits = LIMITS
     asynchronous: bool = False
-    """True for a coroutine function, which is cancelled in its own event loop at its timeout."""
+    """True for a coroutine function, which is cancelled in the event loop at its timeout."""
     route: Route = field(init=False, repr=False)
     gated: bool = field(init=False, repr=False)
     """True if gates are entered before each run."""
@@ -242,6 +242,11 @@ class WorkQueue:
     def auto_ack(self) -> bool:
         """True if the broker drops messages as it sends them (``ack="auto"``), so that they can be lost."""
         return self.subscriptions[0].ack == "auto"
+
+    @property
+    def asynchronous(self) -> bool:
+        """True if all its handlers are async, so that they run side by side."""
+        return all(subscription.asynchronous for subscription in self.subscriptions)
 
     @property
     def ordered(self) -> bool:

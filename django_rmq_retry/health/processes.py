@@ -52,6 +52,8 @@ class InFlight:
     timeout: float | None
     auto_ack: bool
     """True if the broker dropped the message as it sent it, so it is not delivered again."""
+    blocks: bool = False
+    """True if its async handler blocked the event loop at the last heartbeat, and with it all others of the process."""
 
     @property
     def late(self) -> bool:
@@ -70,6 +72,7 @@ class InFlight:
             seconds=int(max((now - since).total_seconds(), 0.0)) if since else None,
             timeout=float(timeout) if isinstance(timeout := entry.get("timeout"), int | float) else None,
             auto_ack=entry.get("auto_ack") is True,
+            blocks=entry.get("blocks") is True,
         )
 
 

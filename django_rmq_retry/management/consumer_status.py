@@ -41,11 +41,11 @@ def in_flight_rows(found: Sequence[Process], *, terminal: bool) -> Table:
     styles = [""]
     known = [one for one in found if one.state is not ProcessState.REPLACED]
     pairs = [(one, message) for one in known for message in one.in_flight]
-    for one, message in sorted(pairs, key=lambda pair: not (pair[0].vanished or pair[1].late)):
+    for one, message in sorted(pairs, key=lambda pair: not (pair[0].vanished or pair[1].late or pair[1].blocks)):
         names = (message.handler or message.queue or "-", message.key or "-", message.message_id or "-")
         state = _outcome(one, message)
         rows.append((_name(one), *names, message.attempt, clock(message.since, terminal=terminal), state))
-        styles.append("ERROR" if one.vanished or message.late else "")
+        styles.append("ERROR" if one.vanished or message.late or message.blocks else "")
     return rows, styles
 
 
@@ -68,6 +68,7 @@ def _message(message: InFlight) -> dict[str, Any]:
         "seconds": round(message.length.total_seconds(), 3),
         "timeout": message.timeout,
         "late": message.late,
+        "blocks": message.blocks,
         "delivered_again": not message.auto_ack,
     }
 
@@ -86,4 +87,6 @@ def _outcome(one: Process, message: InFlight) -> str:
         return '✕ lost: ack="auto"' if message.auto_ack else "✕ delivered again"
     if not one.heard:
         return "! at the last heartbeat"
+    if message.blocks:
+        return "✕ blocks the event loop"
     return f"✕ beyond its deadline of {message.timeout:g} s" if message.timeout and message.late else "running"

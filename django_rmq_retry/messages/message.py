@@ -65,6 +65,8 @@ class _Fields:
     """The ordering key."""
     decoded: Properties | None = None
     """The decoded properties, cached on first access."""
+    state: Any = None
+    """The value of the project's lifespan, in async handlers."""
 
 
 class _Freezing(type):
@@ -97,7 +99,7 @@ class Delivery(_Fields, Generic[Data], metaclass=_Freezing):
     def __delattr__(self, name: str) -> None:
         raise FrozenInstanceError(f"A Delivery is immutable: {name} cannot be deleted.")
 
-    def ready(self, *, attempt: int, data: object, key: str | None = None) -> "Delivery":
+    def ready(self, *, attempt: int, data: object, key: str | None = None, state: object = None) -> "Delivery":
         """Return a copy of the delivery with the attempt, data and ordering key that the handler needs."""
         delivery: Any = _Fields(
             queue=self.queue,
@@ -112,6 +114,7 @@ class Delivery(_Fields, Generic[Data], metaclass=_Freezing):
             data=data,
             key=key,
             decoded=self.decoded,
+            state=state,
         )
         delivery.__class__ = Delivery
         frozen: Delivery = delivery

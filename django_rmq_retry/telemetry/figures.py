@@ -105,6 +105,7 @@ class Figures(Recurring):
         work_queues: Sequence[WorkQueue],
         *,
         threads: int,
+        asynchronous: int = 0,
         with_connections: Callable[[], AbstractContextManager[object]],
     ) -> None:
         super().__init__("rmq-figures")
@@ -112,6 +113,8 @@ class Figures(Recurring):
         self._board = board
         self._work_queues = tuple(work_queues)
         self._threads = threads
+        self._asynchronous = asynchronous or settings().async_handlers
+        self._side_by_side = frozenset(one.queue.name for one in work_queues if one.asynchronous)
         self._with_connections = with_connections
         self._failures = LastingFailures()
         self._asking = threading.Lock()
@@ -248,7 +251,8 @@ class Figures(Recurring):
         histograms = [self._board.seconds(at) for at, labels in enumerate(self._board.labels) if labels.queue == queue]
         count, total = sum(one.count for one in histograms), sum(one.total for one in histograms)
         each = total / count if count else GUESSED_SECONDS
-        return math.ceil(ready * each / (self._threads * DRAINED_IN_SECONDS))
+        at_once = self._asynchronous if queue in self._side_by_side else self._threads
+        return math.ceil(ready * each / (at_once * DRAINED_IN_SECONDS))
 
 
 def _gauged() -> Sequence[Level]:

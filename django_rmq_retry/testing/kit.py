@@ -26,7 +26,7 @@ from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.embedded.direct_broker import DirectBroker, Sent
 from django_rmq_retry.embedded.engine.behaviour import behaviour
 from django_rmq_retry.errors import BrokerUnfit, RmqRetryError, UndecodableHeaders
-from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers import loop, registry
 from django_rmq_retry.handlers.contracts import Gate
 from django_rmq_retry.handlers.handler import Handler
 from django_rmq_retry.handlers.layout import homes_of
@@ -135,6 +135,7 @@ def message_of(
     handler: Handler[Any] | None = None,
     attempt: int = 1,
     redelivered: bool = False,
+    state: object = None,
     exchange: str = "",
     routing_key: str = "",
     **options: Any,
@@ -142,7 +143,8 @@ def message_of(
     """Return a handler's argument: ``charge(message_of({"payment": 7}, attempt=3))``.
 
     The data passes through the codec, so that a handler gets its real types: ``Decimal`` for 0.5, no tuples.
-    ``handler`` supplies the codec, queue and key. The options are those of ``publish``.
+    ``handler`` supplies the codec, queue and key, ``state`` stands for the value of the project's lifespan. The options
+    are those of ``publish``.
     """
     subscription = None if handler is None else handler.subscription
     codec = JSON if subscription is None else subscription.codec
@@ -151,7 +153,9 @@ def message_of(
         exchange=exchange,
         routing_key=routing_key,
         codec=codec,
-        options=options_of(options, "message_of", ("handler", "attempt", "redelivered", "exchange", "routing_key")),
+        options=options_of(
+            options, "message_of", ("handler", "attempt", "redelivered", "state", "exchange", "routing_key")
+        ),
         destination=None if handler is None else handler.destination,
     )
     return Delivery(
@@ -163,6 +167,7 @@ def message_of(
         redelivered=redelivered,
         attempt=attempt,
         data=codec.decode(message.body, message.properties),
+        state=state,
     )
 
 
@@ -253,6 +258,7 @@ class RmqTest:
         self._work_queues: Mapping[str, WorkQueue] = {}
         self._callers: dict[bool, Caller] = {}
         self._outbox = OutboxOfTest()
+        self._lives = False
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -358,6 +364,7 @@ class RmqTest:
 
     def _enter(self, opening: ExitStack) -> None:
         opening.callback(self._broker.close)
+        opening.callback(loop.close)
         registry.autodiscover()
         self._outbox = opening.enter_context(standing_in(self._publisher(self._sent.append), self._caller))
         self._look()
@@ -375,10 +382,17 @@ class RmqTest:
             if refusal:
                 raise BrokerUnfit(f"Handler {subscription.name}: {refusal} Use RmqTest(version='4.3').")
         self._broker.declare(registry.topology())
+        self._enter_lifespan()
         clock = lambda: self._broker.now  # noqa: E731 - called at every attempt
         breaker_gate = BreakerGate(work_queues, None, now=clock, chance=self._chance)
         gates: Sequence[Gate] = (breaker_gate, RateGate(work_queues, None, now=clock), *orders(work_queues))
         self._driver.employ(work_queues, self._surroundings(gates), breaker_gate, prefetch=conf.settings().prefetch)
+
+    def _enter_lifespan(self) -> None:
+        lifespan = conf.settings().lifespan
+        if lifespan is None or self._lives or not any(one.asynchronous for one in registry.subscriptions()):
+            return
+        self._lives = loop.handler_loop().open(lifespan)
 
     def _surroundings(self, gates: Sequence[Gate]) -> Surroundings:
         clock = lambda: self._broker.now  # noqa: E731 - called at every attempt

@@ -36,6 +36,14 @@ def shop(broker_url: str, tmp_path: Path, amqp: BlockingChannel) -> Shop:
     return Shop(url=broker_url, notes=tmp_path / "notes")
 
 
+@pytest.fixture(params=["plain", "async"])
+def either(shop: Shop, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    """The shop, with plain handlers and with async ones: both keep the same promises."""
+    if request.param == "async":
+        monkeypatch.setenv("SHOP_ASYNC", "1")
+    return shop
+
+
 @pytest.fixture
 def no_broker(tmp_path: Path) -> Shop:
     """The shop with a broker that is not there."""
@@ -88,6 +96,12 @@ def test_a_project_without_handlers_cannot_consume() -> None:
         (("--threads", "0"), "argument --threads: takes a whole number of at least 1, not '0'"),
         (("--max-runtime", "-1"), "argument --max-runtime: takes seconds of at least 0, not -1"),
         (("--liveness-file", "/none/x"), "--liveness-file cannot be written: /none is not a writable folder."),
+        (("--async", "0"), "argument --async: takes a whole number of at least 1, not '0'"),
+        (("--async", "5000"), "argument --async: takes 1 to 1000, not 5000"),
+        (
+            ("--async", "5"),
+            "--async is for queues whose handlers are all async def, and there is none here. Omit it, or use --thr",
+        ),
         (("--reload", "--processes", "2"), "--reload supports one process only. Omit --processes."),
     ],
 )
@@ -95,14 +109,14 @@ def test_invalid_options_are_refused(words: tuple[str, ...], said: str) -> None:
     assert said in run("rmq_consume", *words).err
 
 
-def test_burst_empties_every_queue_and_ends(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+def test_burst_empties_every_queue_and_ends(either: Shop, send: Send, amqp: BlockingChannel) -> None:
     send("a", "park", "b")
     send("c", queue=LEDGER)
-    told = shop.run("rmq_consume", "--burst")
+    told = either.run("rmq_consume", "--burst")
 
     assert told.returncode == 0
-    assert sorted(shop.noted("end")) == ["end a", "end b"]
-    assert (shop.noted("post"), depth(amqp)) == (["post c"], 0)
+    assert sorted(either.noted("end")) == ["end a", "end b"]
+    assert (either.noted("post"), depth(amqp)) == (["post c"], 0)
     assert depth(amqp, "shop.orders.parked") == 1
     assert "event=park queue=shop.orders handler=tests.shop.handlers.order" in told.stdout
     assert told.stderr == ""
@@ -154,12 +168,12 @@ def test_a_system_check_that_lacks_a_table_ends_the_command_before_any_handler(s
 
 
 def test_the_first_signal_lets_handlers_finish_and_acks_their_messages(
-    shop: Shop, send: Send, amqp: BlockingChannel, tmp_path: Path
+    either: Shop, send: Send, amqp: BlockingChannel, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
     send("wait", **{"for": str(go)})
-    with shop.running("rmq_consume") as consumer:
-        wait_until(lambda: shop.noted("begin"))
+    with either.running("rmq_consume") as consumer:
+        wait_until(lambda: either.noted("begin"))
         consumer.signal()
         consumer.says(
             "finishing 1 message (max 30 s). Signal again to stop now; unfinished messages return to the queue."
@@ -167,13 +181,13 @@ def test_the_first_signal_lets_handlers_finish_and_acks_their_messages(
         go.touch()
 
         assert consumer.code() == 0
-    assert (shop.noted("end"), depth(amqp)) == (["end wait"], 0)
+    assert (either.noted("end"), depth(amqp)) == (["end wait"], 0)
 
 
-def test_the_second_signal_ends_at_once(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+def test_the_second_signal_ends_at_once(either: Shop, send: Send, amqp: BlockingChannel) -> None:
     send("wait", **{"for": "/nonexistent"})
-    with shop.running("rmq_consume") as consumer:
-        wait_until(lambda: shop.noted("begin"))
+    with either.running("rmq_consume") as consumer:
+        wait_until(lambda: either.noted("begin"))
         consumer.signal(signal.SIGINT)
         consumer.says("Stopping")
         consumer.signal(signal.SIGINT)
@@ -182,10 +196,10 @@ def test_the_second_signal_ends_at_once(shop: Shop, send: Send, amqp: BlockingCh
     wait_until(lambda: depth(amqp) == 1, what="the message is back in its queue")
 
 
-def test_handlers_that_do_not_finish_in_time_are_reported(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+def test_handlers_that_do_not_finish_in_time_are_reported(either: Shop, send: Send, amqp: BlockingChannel) -> None:
     send("wait", **{"for": "/nonexistent"})
-    with shop.running("rmq_consume", "--shutdown-timeout", "0.1") as consumer:
-        wait_until(lambda: shop.noted("begin"))
+    with either.running("rmq_consume", "--shutdown-timeout", "0.1") as consumer:
+        wait_until(lambda: either.noted("begin"))
         consumer.signal()
 
         assert consumer.code() == 1
@@ -193,11 +207,11 @@ def test_handlers_that_do_not_finish_in_time_are_reported(shop: Shop, send: Send
     wait_until(lambda: depth(amqp) == 1, what="the message is back in its queue")
 
 
-def test_max_messages_limits_the_handled_messages_exactly(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+def test_max_messages_limits_the_handled_messages_exactly(either: Shop, send: Send, amqp: BlockingChannel) -> None:
     send(*"abcdefgh")
-    told = shop.run("rmq_consume", "--max-messages", "3")
+    told = either.run("rmq_consume", "--max-messages", "3")
 
-    assert (told.returncode, len(shop.noted("end")), depth(amqp)) == (0, 3, 5)
+    assert (told.returncode, len(either.noted("end")), depth(amqp)) == (0, 3, 5)
 
 
 @pytest.mark.parametrize("prefetch", [1, 3])
@@ -287,11 +301,11 @@ def test_missing_retry_queues_are_reported_before_a_message_is_consumed(
     assert (shop.noted(), depth(amqp)) == ([], 1)
 
 
-def test_a_handler_that_exits_its_thread_does_not_stop_the_consumer(shop: Shop, send: Send) -> None:
+def test_a_handler_that_exits_its_thread_does_not_stop_the_consumer(either: Shop, send: Send) -> None:
     send("exit", "a")
-    told = shop.run("rmq_consume", "--burst")
+    told = either.run("rmq_consume", "--burst")
 
-    assert (told.returncode, shop.noted("end")) == (0, ["end a"])
+    assert (told.returncode, either.noted("end")) == (0, ["end a"])
 
 
 def test_json_lines_are_json_from_every_logger(shop: Shop, send: Send) -> None:
@@ -387,20 +401,20 @@ def test_a_closed_log_pipe_does_not_stop_the_consumer(
 
 
 @pytest.mark.slow
-def test_a_killed_process_of_several_is_replaced(shop: Shop, send: Send, tmp_path: Path) -> None:
+def test_a_killed_process_of_several_is_replaced(either: Shop, send: Send, tmp_path: Path) -> None:
     path = tmp_path / "live"
-    with shop.running("rmq_consume", "--processes", "2", "--liveness-file", str(path)) as consumer:
+    with either.running("rmq_consume", "--processes", "2", "--liveness-file", str(path)) as consumer:
         first = [one["pid"] for one in written(path)["processes"]]
         os.kill(first[0], signal.SIGKILL)
         consumer.says("was ended by SIGKILL; a new one starts in")
         consumer.says("Connected", times=3)
         send(*"abcdef")
-        wait_until(lambda: len(shop.noted("end")) == 6)
+        wait_until(lambda: len(either.noted("end")) == 6)
         consumer.signal()
         code = consumer.code()
 
     assert (code, len(set(first)), path.exists()) == (0, 2, False), consumer.text + consumer.errors
-    assert first[0] not in shop.pids()
+    assert first[0] not in either.pids()
 
 
 @pytest.mark.slow
@@ -419,10 +433,10 @@ def test_a_child_process_above_its_memory_limit_is_replaced(shop: Shop, send: Se
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "end"), [("die", "was ended by SIGKILL"), ("leave", "ended with exit code 0")])
 def test_a_message_that_kills_its_worker_does_not_end_the_supervisor(
-    shop: Shop, send: Send, way: str, end: str
+    either: Shop, send: Send, way: str, end: str
 ) -> None:
     send(way)
-    with shop.running("rmq_consume", "--processes", "2") as consumer:
+    with either.running("rmq_consume", "--processes", "2") as consumer:
         consumer.says(f"{end}; a new one starts in", times=2)
         consumer.signal()
 
@@ -431,11 +445,11 @@ def test_a_message_that_kills_its_worker_does_not_end_the_supervisor(
 
 
 @pytest.mark.slow
-def test_several_processes_end_when_all_queues_are_empty(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+def test_several_processes_end_when_all_queues_are_empty(either: Shop, send: Send, amqp: BlockingChannel) -> None:
     send(*"abcdefghij")
-    told = shop.run("rmq_consume", "--processes", "2", "--burst")
+    told = either.run("rmq_consume", "--processes", "2", "--burst")
 
-    assert (told.returncode, len(shop.noted("end")), depth(amqp)) == (0, 10, 0)
+    assert (told.returncode, len(either.noted("end")), depth(amqp)) == (0, 10, 0)
 
 
 @pytest.mark.slow

@@ -17,5 +17,5 @@ def consumer_of(
     """A consumer of these work queues; its limits are those of the command if none are given."""
     events = Events(time.time)
     return assembly.consumer(
-        list(work_queues), events, threads=threads, prefetch=prefetch, limits=ConsumerLimits(**limits)
+        list(work_queues), events, asynchronous=1, threads=threads, prefetch=prefetch, limits=ConsumerLimits(**limits)
     )

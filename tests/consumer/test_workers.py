@@ -4,12 +4,20 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_rmq_retry.consumer.workers import Workers
+from django_rmq_retry import RetryThenPark
+from django_rmq_retry.consumer.attempt import AttemptPipeline
+from django_rmq_retry.consumer.consumer import Consumer, ConsumerLimits, sizes_of
+from django_rmq_retry.consumer.workers import TwoPools, Workers
+from django_rmq_retry.handlers import Match, WorkQueue, work_queues_of
+from tests.consumer.attempts import surroundings
+from tests.consumer.taps import Tap
+from tests.handlers.factories import subscription
 from tests.tooling.waiting import wait_until
 
 
@@ -230,3 +238,87 @@ def test_stopping_lets_a_running_job_end() -> None:
 
         assert ended.wait(5)
         assert workers.dead == []
+
+
+def of_queue(name: str, *asynchronous: bool) -> WorkQueue:
+    """A queue with a handler for each flag."""
+    subscriptions = [
+        replace(
+            subscription(RetryThenPark(), queue=name, name=f"{name} {number}", match=Match(type=str(number))),
+            asynchronous=flag,
+        )
+        for number, flag in enumerate(asynchronous)
+    ]
+    return work_queues_of(subscriptions)[0]
+
+
+PLAIN, ASYNC, MIXED = of_queue("plain", False), of_queue("async", True, True), of_queue("mixed", True, False)
+
+
+@pytest.mark.parametrize(
+    ("work_queues", "sizes"),
+    [
+        ([PLAIN], (4, 0)),
+        ([ASYNC], (0, 100)),
+        ([PLAIN, ASYNC], (4, 100)),
+        ([MIXED], (4, 0)),
+        ([], (4, 0)),
+    ],
+)
+def test_only_queues_whose_handlers_are_all_async_have_threads_that_wait(
+    work_queues: list[WorkQueue], sizes: tuple[int, int]
+) -> None:
+    assert sizes_of(work_queues, threads=4, asynchronous=100) == sizes
+
+
+@pytest.mark.parametrize(
+    ("work_queue", "prefetch", "most", "held"),
+    [(PLAIN, 10, None, 10), (ASYNC, 10, None, 100), (ASYNC, 500, None, 500), (ASYNC, 10, 3, 3), (MIXED, 10, None, 10)],
+)
+def test_the_prefetch_of_async_handlers_allows_as_many_as_may_run_at_once(
+    work_queue: WorkQueue, prefetch: int, most: int | None, held: int
+) -> None:
+    made = Consumer(
+        [work_queue],
+        Tap(),
+        AttemptPipeline([work_queue], surroundings()),
+        threads=4,
+        prefetch=prefetch,
+        asynchronous=100,
+        limits=ConsumerLimits(messages=most),
+    )
+
+    assert made._lines[0].prefetch == held
+
+
+def test_a_job_goes_to_the_pool_that_is_for_it() -> None:
+    names: dict[int, str] = {}
+
+    def run(job: int) -> None:
+        names[job] = threading.current_thread().name
+
+    pools = TwoPools(2, 3, run, waits=lambda job: job % 2 == 1)
+    pools.start()
+    for job in range(20):
+        pools.add(job)
+    assert pools.wait_quiet(5)
+    pools.stop()
+
+    assert {names[job].rpartition("-")[0] for job in range(0, 20, 2)} == {"rmq-worker"}
+    assert {names[job].rpartition("-")[0] for job in range(1, 20, 2)} == {"rmq-async"}
+
+
+def test_a_hung_handler_of_one_pool_does_not_hide_a_running_one_of_the_other() -> None:
+    held = {0: threading.Event(), 1: threading.Event()}
+    pools: TwoPools[int] = TwoPools(1, 1, lambda job: held[job].wait(20), waits=bool)
+    pools.start()
+    pools.add(0)
+    pools.add(1)
+    wait_until(lambda: pools.running == 2)
+
+    assert not pools.wait_quiet(0.01, hung=lambda: 1)
+    held[1].set()
+    assert pools.wait_quiet(5, hung=lambda: 1)
+    held[0].set()
+    assert pools.wait_quiet(5)
+    pools.stop()

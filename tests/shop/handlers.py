@@ -1,5 +1,10 @@
-"""Handlers that follow the message, such as ``{"do": "fail"}``. Each attempt writes a line to the file SHOP_NOTES."""
+"""Handlers that follow the message, such as ``{"do": "fail"}``. Each attempt writes a line to the file SHOP_NOTES.
 
+With SHOP_ASYNC they are async functions, which wait in the event loop.
+"""
+
+import asyncio
+import functools
 import logging
 import os
 import signal
@@ -7,6 +12,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from asgiref.sync import sync_to_async
 
 from django_rmq_retry import Discard, Fixed, Ladder, Park, RetryThenPark, StopTheLine, handler
 from tests.shop.notes import note
@@ -62,7 +69,27 @@ DOING: dict[str, Callable[[dict[str, Any]], object]] = {
 EATEN: list[bytes] = []
 
 
+def in_its_way(function: Callable[[Any], None]) -> Callable[[Any], Any]:
+    """Return the handler itself, or an async one that does the same."""
+    if not os.environ.get("SHOP_ASYNC"):
+        return function
+
+    @functools.wraps(function)
+    async def handle(message: Any) -> None:
+        if message.data["do"] != "wait":
+            await sync_to_async(function)(message)
+            return
+        note("begin wait")
+        exists = Path(message.data["for"]).exists
+        while not exists():  # noqa: ASYNC110 - another process makes the file
+            await asyncio.sleep(0.02)
+        note("end wait")
+
+    return handle
+
+
 @handler("shop.orders", policy=RetryThenPark(attempts=2, backoff=Fixed(0.2), via=Ladder()))
+@in_its_way
 def order(message: Any) -> None:
     note(f"begin {message.data['do']}")
     act(message.data)
@@ -70,6 +97,7 @@ def order(message: Any) -> None:
 
 
 @handler("shop.ledger", policy=StopTheLine(backoff=Fixed(0.1)))
+@in_its_way
 def post(message: Any) -> None:
     note(f"post {message.data['do']}")
     act(message.data)

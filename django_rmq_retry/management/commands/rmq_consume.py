@@ -11,7 +11,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.utils import autoreload
 
-from django_rmq_retry.conf import settings
+from django_rmq_retry.conf import MOST_ASYNC_HANDLERS, settings
 from django_rmq_retry.consumer.process import ConsumingProcess, supervised
 from django_rmq_retry.consumer.start import Start
 from django_rmq_retry.consumer.status_line import Above, LastRow
@@ -47,8 +47,20 @@ class Command(RmqCommand):
         add = parser.add_argument
         add("queues", nargs="*", metavar="QUEUE", help="the queues to consume; by default all that have a handler")
         add("--threads", type=positive, metavar="N", help="handlers that run at the same time in one process")
+        add(
+            "--async",
+            dest="async_handlers",
+            type=at_once,
+            metavar="N",
+            help="messages that async def handlers handle at the same time in one process, which share its event loop",
+        )
         add("--processes", type=positive, metavar="N", default=1, help="number of processes; each has its own threads")
-        add("--prefetch", type=prefetch, metavar="N", help="unacked messages of one queue per process")
+        add(
+            "--prefetch",
+            type=prefetch,
+            metavar="N",
+            help="unacked messages of one queue per process; for async def handlers at least --async",
+        )
         add("--burst", action="store_true", help="exit when all queues are empty")
         add("--max-messages", type=positive, metavar="N", help="end a process after N attempts")
         add("--max-runtime", type=seconds, metavar="S", help="end a process after S seconds")
@@ -90,6 +102,8 @@ class Command(RmqCommand):
             raise usage_error("--reload supports one process only. Omit --processes.")
         check_folder(options["liveness_file"])
         start = Start.of(self._chosen(options["queues"]) if not options["park_only"] else (), options)
+        if options["async_handlers"]:
+            check_async(start)
         if options["park_only"]:
             check_park_only(start, options["queues"])
         # Invalid settings are reported here, in one sentence, before anything is started.
@@ -187,6 +201,20 @@ def check_park_only(start: Start, queues: Sequence[str]) -> None:
     if not start.parks:
         why = "no handler or setting names a parked queue" if settings().records else "RMQ_RETRY['RECORDS'] is False"
         raise CommandError(f"There is no parked queue to record: {why}.", returncode=Exit.NOTHING)
+
+
+def check_async(start: Start) -> None:
+    if not any(work_queue.asynchronous for work_queue in start.work_queues):
+        raise usage_error(
+            "--async is for queues whose handlers are all async def, and there is none here. Omit it, or use --threads."
+        )
+
+
+def at_once(text: str) -> int:
+    number = positive(text)
+    if number > MOST_ASYNC_HANDLERS:
+        raise argparse.ArgumentTypeError(f"takes 1 to {MOST_ASYNC_HANDLERS}, not {number}")
+    return number
 
 
 def prefetch(text: str) -> int:

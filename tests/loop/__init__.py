@@ -1,0 +1,1 @@
+"""Async handlers, and a project of theirs for tests that run processes."""

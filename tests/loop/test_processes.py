@@ -1,0 +1,148 @@
+"""Consumers whose handlers share an event loop, as processes on a real broker."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from tests.shop.running import Shop
+from tests.tooling.filled import Own
+from tests.tooling.waiting import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.database]
+Send = Callable[..., None]
+
+
+class Looping(Shop):
+    """The shop's commands in the project of async handlers."""
+
+    def environment(self, **changed: str) -> dict[str, str]:
+        own = {"SHOP_APPS": "tests.loop", "DJANGO_SETTINGS_MODULE": "tests.loop.settings"}
+        return super().environment(**{**own, **changed})
+
+
+@pytest.fixture
+def looping(broker_url: str, tmp_path: Path, own_database: Own) -> Looping:
+    return Looping(url=broker_url, notes=tmp_path / "notes", records=own_database.environment).declared()
+
+
+@pytest.fixture
+def send(amqp: BlockingChannel) -> Send:
+    amqp.confirm_delivery()
+
+    def send(queue: str, **data: object) -> None:
+        amqp.basic_publish("", f"loop.{queue}", json.dumps(data).encode(), mandatory=True)
+
+    return send
+
+
+def test_async_handlers_of_a_process_work_side_by_side(looping: Looping, send: Send) -> None:
+    """None of fifty returns before all are there, with one thread and a prefetch of ten."""
+    for number in range(50):
+        send("together", n=number, of=50)
+    told = looping.run("rmq_consume", "loop.together", "--burst", "--async", "50", "--threads", "1")
+
+    assert told.returncode == 0, told.stdout
+    assert sorted(looping.noted("met")) == sorted(f"met {number}" for number in range(50))
+    assert len(set(looping.pids())) == 1
+
+
+def test_no_more_than_the_asked_number_work_at_once(looping: Looping, send: Send) -> None:
+    for number in range(30):
+        send("counted", n=number)
+    told = looping.run("rmq_consume", "loop.counted", "--burst", "--async", "3")
+
+    counts = [int(line.split()[1]) for line in looping.noted("here")]
+    assert (told.returncode, len(counts), max(counts)) == (0, 30, 3)
+
+
+def test_a_process_opens_its_lifespan_before_its_messages_and_closes_it_after_them(
+    looping: Looping, send: Send
+) -> None:
+    for number in range(20):
+        send("state", n=number)
+    told = looping.run("rmq_consume", "loop.state", "--burst", LOOP_LIFESPAN="tests.loop.handlers.lifespan")
+
+    noted = looping.noted()
+    assert told.returncode == 0, told.stdout
+    assert (noted[0], noted[-1], noted.count("opened"), noted.count("closed")) == ("opened", "closed", 1, 1)
+    assert sorted(noted[1:-1]) == sorted(f"handled {number} True" for number in range(20))
+
+
+def test_each_process_has_a_lifespan_of_its_own(looping: Looping) -> None:
+    lifespan = {"LOOP_LIFESPAN": "tests.loop.handlers.lifespan"}
+    with looping.running("rmq_consume", "loop.state", "--processes", "2", **lifespan) as consumer:
+        consumer.says("Connected", times=2)
+        consumer.signal()
+        assert consumer.code() == 0
+
+    assert (looping.noted("opened"), looping.noted("closed")) == (["opened"] * 2, ["closed"] * 2)
+    assert len(set(looping.pids())) == 2
+
+
+def test_a_process_whose_lifespan_fails_ends_with_its_reason(
+    looping: Looping, send: Send, amqp: BlockingChannel
+) -> None:
+    send("state", n=1)
+    told = looping.run("rmq_consume", "loop.state", LOOP_LIFESPAN="tests.loop.handlers.failing")
+
+    assert told.returncode == 1
+    assert "RMQ_RETRY['LIFESPAN'] failed before the first message: ConnectionError: the bank is away" in told.stdout
+    assert "Traceback" not in told.stdout + told.stderr
+    assert looping.noted() == []
+    assert amqp.queue_declare("loop.state", passive=True).method.message_count == 1
+
+
+def test_a_handler_that_blocks_the_loop_is_shown_by_rmq_status(looping: Looping, send: Send, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    send("blocking", **{"for": str(go)})
+    with looping.running("rmq_consume", "loop.blocking") as consumer:
+        consumer.says("has blocked the event loop for")
+        shown = wait_until(
+            lambda: [
+                line
+                for line in looping.run("rmq_status", "--consumers").stdout.splitlines()
+                if "blocks the event loop" in line
+            ]
+        )
+        go.touch()
+        wait_until(lambda: looping.noted("end"))
+        consumer.signal()
+        assert consumer.code() == 0
+
+    assert "tests.loop.handlers.blocking" in shown[0]
+    [line] = [line for line in consumer.text.splitlines() if "has blocked" in line]
+    assert "handlers.py:" in line
+    assert "(blocking)" in line
+    assert "event=blocked_loop" in line
+
+
+def test_a_killed_process_loses_none_of_the_messages_that_waited(looping: Looping, send: Send) -> None:
+    for number in range(20):
+        send("together", n=number, of=21)
+    with looping.running("rmq_consume", "loop.together") as consumer:
+        consumer.says("Connected")
+        consumer.signal(signal.SIGKILL)
+        consumer.code()
+    send("together", n=20, of=21)
+    told = looping.run("rmq_consume", "loop.together", "--burst")
+
+    assert told.returncode == 0, told.stdout
+    assert sorted(looping.noted("met")) == sorted(f"met {number}" for number in range(21))
+
+
+def test_messages_of_a_key_keep_their_order_while_keys_work_side_by_side(looping: Looping, send: Send) -> None:
+    keys = "abcd"
+    for number in range(5):
+        for key in keys:
+            send("line", key=key, n=number)
+    with looping.running("rmq_consume", "loop.line") as consumer:
+        wait_until(lambda: len(looping.noted("line")) == 20, 30)
+        consumer.signal()
+        assert consumer.code() == 0
+
+    for key in keys:
+        assert looping.noted(f"line {key}") == [f"line {key} {number}" for number in range(5)]
