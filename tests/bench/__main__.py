@@ -15,6 +15,8 @@ from pathlib import Path
 import django
 
 from tests.bench import report, trials, turns
+from tests.bench.asyncs import NAME as ASYNCS
+from tests.bench.asyncs import asyncs, side_by_side
 from tests.bench.embedding import embedded
 from tests.bench.million.running import filled
 from tests.bench.million.shapes import INCIDENT, MILLION
@@ -82,7 +84,7 @@ def _with_a_broker(asked: argparse.Namespace) -> list[report.Finding] | None:
 
 def _measure(node: Node, asked: argparse.Namespace) -> list[report.Finding]:
     findings: list[report.Finding] = []
-    for suite in (*SUITES, *onces(), *orders(), *outboxes()):
+    for suite in (*SUITES, *onces(), *orders(), *outboxes(), *asyncs()):
         if suite.name in asked.only:
             task = suite.task
             if asked.quick:
@@ -95,6 +97,8 @@ def _measure(node: Node, asked: argparse.Namespace) -> list[report.Finding]:
         findings += parking(node, rounds=rounds_asked, share=QUICK_SHARE if asked.quick else 1)
     if SCRAPES in asked.only:
         findings += scrapes(node, share=QUICK_SHARE if asked.quick else 1)
+    if ASYNCS in asked.only:
+        findings += side_by_side(node)
     if TYPES in asked.only:
         findings += types(share=QUICK_SHARE if asked.quick else 1)
     if EMBEDDED in asked.only:

@@ -229,5 +229,6 @@ NAMES = (
     "outbox",
     "telemetry",
     "types",
+    "async",
     "idle",
 )

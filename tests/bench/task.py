@@ -34,6 +34,12 @@ class Task:
     """True if database connections are kept between messages; Django's default is one per message."""
     does: str = ""
     """The work of its handler in the database; none if empty."""
+    side_by_side: int = 0
+    """The number of async handlers that run at once; 0 for plain handlers."""
+    waits: float = 0.0
+    """The seconds that an async handler waits."""
+    begins: bool = False
+    """True if a message counts as its async handler begins."""
     watched: str = ""
     """The telemetry that is on: "metrics" or "traces"; none if empty."""
     port: int = 0

@@ -1,5 +1,7 @@
 """The measured handler."""
 
+import asyncio
+
 from django_rmq_retry import Delivery, Queue, handler
 from tests.bench.marks import Marks
 from tests.bench.policy import POLICY
@@ -27,6 +29,16 @@ def quick(_message: Delivery) -> None:
     marks.tick()
 
 
+async def waiting(_message: Delivery) -> None:
+    """Wait side by side with the others."""
+    if task.begins:
+        marks.tick()
+    if task.waits:
+        await asyncio.sleep(task.waits)
+    if not task.begins:
+        marks.tick()
+
+
 def key(message: Delivery) -> str:
     """Return the ordering key: one of a thousand accounts."""
     return f"account {message.data['number'] % 1000}"
@@ -34,7 +46,8 @@ def key(message: Delivery) -> str:
 
 does, once = worked(task.does, marks.tick) if task.does else (flaky if task.flaky else quick, False)
 order_by = key if task.does.endswith(" keyed") else None
-charge = handler(Queue(task.queue, type=task.kind), policy=POLICY, once=once, order_by=order_by)(does)
+work = waiting if task.side_by_side else does
+charge = handler(Queue(task.queue, type=task.kind), policy=POLICY, once=once, order_by=order_by)(work)
 
 for number in range(task.idle_handlers):
     # Each has metrics of its own.
