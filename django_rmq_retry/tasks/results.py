@@ -106,6 +106,11 @@ def _insert_late(row: StoredResult, using: str) -> None:
         log.error(text, row.task, row.pk, error, extra={"event": "result_unstored", "message_id": row.pk})  # noqa: TRY400
 
 
+def can_store(name: str | None) -> bool:
+    """True for an id that a row can have; a foreign sender may write any, or none."""
+    return bool(name) and short(name, COLUMN_BYTES) == name
+
+
 def kept_row(attempt: FinishedAttempt, task: AnyTask, *, backend: str, kept: timedelta) -> Kept:
     """Return the row of a task that has succeeded, with what it returned."""
     delivery, answer = attempt.delivery, json.dumps(attempt.answer, allow_nan=False)
@@ -150,8 +155,10 @@ def store(rows: Sequence[StoredResult]) -> None:
 
 def read(result_id: str, *, backend: str) -> AnyResult:
     """Return the result of a task; TaskResultDoesNotExist if there is none, or none any more."""
-    using = database()
-    row = StoredResult.objects.using(using).filter(pk=str(result_id), backend=backend).first()
+    using, name = database(), str(result_id)
+    # Not every database takes any text.
+    rows = StoredResult.objects.using(using).filter(pk=name, backend=backend)
+    row = rows.first() if can_store(name) else None
     if row is None or row.expires_at <= database_clock.now(using):
         raise TaskResultDoesNotExist(result_id)
     task = known.find(row.task)

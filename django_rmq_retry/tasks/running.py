@@ -74,7 +74,7 @@ class TaskRunner:
             result = self._result(attempt.delivery, task, Status.SUCCESSFUL, attempt)
             object.__setattr__(result, "_return_value", attempt.answer)
             task_finished.send_robust(sender=self.sender, task_result=result)
-            if self.kept is not None and attempt.delivery.id:
+            if self.kept is not None and results.can_store(attempt.delivery.id):
                 return results.kept_row(attempt, task, backend=self.backend, kept=self.kept)
         elif attempt.verdict.kind in (Kind.PARK, Kind.DISCARD) and attempt.error is not None:
             self._tell_failure(attempt, attempt.error, task)

@@ -11,6 +11,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from django_rmq_retry import (
+    Breaker,
     Exponential,
     Fixed,
     InPlace,
@@ -385,3 +386,16 @@ def test_a_long_own_policy_needs_no_more_waiting_queues_than_the_broker_should_h
 
 def _topology() -> list[str]:
     return list(registry.topology().queues)
+
+
+def test_a_breaker_pauses_the_queue_of_tasks(load: Load, rmq: RmqTest) -> None:
+    work = load(breakers={"default": Breaker(on=Exception, probe_after=30)})
+
+    for _ in range(3):
+        work.fail.enqueue()
+    rmq.advance(1)
+    assert work.calls == ["fail"]
+    rmq.advance(40)
+
+    assert len(work.calls) == 2
+    assert not rmq.all_parked(HANDLER)

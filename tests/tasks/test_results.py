@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry import Fixed, RetryThenPark
+from django_rmq_retry import Fixed, RetryThenPark, publish
 from django_rmq_retry.models import Attempt, StoredResult
 from django_rmq_retry.parked.retention import delete_expired_results
 from django_rmq_retry.tasks.api import TaskResultDoesNotExist, TaskResultStatus, task_backends
@@ -178,3 +178,18 @@ def test_results_work_without_time_zones(load: Load, recording: RecordingTest) -
     recording.drain()
 
     assert read(result).status == TaskResultStatus.SUCCESSFUL
+
+
+@pytest.mark.parametrize("name", ["\0", "a\0b", "\u00e4" * 120, None])
+def test_an_id_of_a_foreign_sender_costs_no_other_task_its_result(
+    load: Load, recording: RecordingTest, name: str | None
+) -> None:
+    work = load(results=WEEK)
+    call = {"task": "tests.tasks.work.add", "args": [1], "kwargs": {}}
+    publish(call, routing_key="default", message_id=name)
+    result = work.add.enqueue(2)
+
+    recording.drain()
+
+    assert [one.verdict.name for one in recording.attempts()] == ["ack", "ack"]
+    assert read(result).return_value == 2
