@@ -42,6 +42,9 @@ class RabbitBackend(BaseTaskBackend):
         super().__init__(alias, {**params, "QUEUES": names})
         self._params = params
         self._options: TaskOptions | None = None
+        self._handlers = {name: Handler[Any](_never, handler_name(name)) for name in names}
+        self._levels: dict[str, int] = {}
+        self._version: object = None
 
     def read_options(self) -> TaskOptions:
         """Return the options in TASKS; ImproperlyConfigured if they are wrong."""
@@ -68,7 +71,7 @@ class RabbitBackend(BaseTaskBackend):
     @property
     def supports_priority(self) -> bool:  # type: ignore[override]  # as above
         """True if any queue has priorities; ``validate_task`` looks at the queue of the task."""
-        return any(_levels(registry.queue_named(name)) for name in self.queues)
+        return any(self._levels_of(name) for name in self.queues)
 
     def validate_task(self, task: AnyTask) -> None:
         """Raise InvalidTask for a task that could never be sent, or never be run; remember any other one.
@@ -82,7 +85,7 @@ class RabbitBackend(BaseTaskBackend):
             raise InvalidTask(f"Task {task.module_path} contains 'yield', so calling it would run nothing. Use return.")
         if len(task.module_path.encode()) > LONGEST_PATH_BYTES:
             raise InvalidTask(f"The path of a task takes at most {LONGEST_PATH_BYTES} bytes, not {task.module_path!r}.")
-        if task.priority and not _levels(registry.queue_named(task.queue_name)):
+        if task.priority and not self._levels_of(task.queue_name):
             raise InvalidTask(_without_priorities(task.queue_name))
         known.add(task)
 
@@ -104,11 +107,10 @@ class RabbitBackend(BaseTaskBackend):
             errors=[],
             worker_ids=[],
         )
-        name = handler_name(task.queue_name)
-        message = _message(result, name)
+        message = self._message(result)
 
         def send() -> None:
-            dispatch(message, handler=name)
+            dispatch(message, handler=handler_name(task.queue_name))
 
         if options.results is None:
             send()
@@ -123,24 +125,31 @@ class RabbitBackend(BaseTaskBackend):
             return super().get_result(result_id)
         return results.read(result_id, backend=self.alias)
 
+    def _message(self, result: AnyResult) -> Message:
+        task = result.task
+        data = {"task": task.module_path, "args": result.args, "kwargs": result.kwargs}
+        options: dict[str, Any] = {"type": task.module_path, "message_id": result.id}
+        if levels := self._levels_of(task.queue_name):
+            options["priority"] = _level(task.priority, levels)
+        if task.run_after is not None:
+            later = task.run_after
+            options["at"] = later if timezone.is_aware(later) else timezone.make_aware(later)
+        message = self._handlers[task.queue_name].message(data, **options)
+        if problem := settings().limits.problem(message.body, CALLS):
+            raise UnencodableData(problem, advice="Store the data, and pass a key to them.")
+        return message
+
+    def _levels_of(self, queue: str) -> int:
+        """Return the highest priority of a queue, computed again only after a change of handlers or settings."""
+        if self._version is not registry.version:
+            self._version, self._levels = registry.version, {}
+        if queue not in self._levels:
+            self._levels[queue] = _levels(registry.queue_named(queue))
+        return self._levels[queue]
+
     def check(self, **kwargs: Any) -> list[Any]:
         """Return what is wrong with this backend in TASKS."""
         return [*super().check(**kwargs), *checks.found(self.alias, self._params)]
-
-
-def _message(result: AnyResult, handler: str) -> Message:
-    task = result.task
-    data = {"task": task.module_path, "args": result.args, "kwargs": result.kwargs}
-    options: dict[str, Any] = {"type": task.module_path, "message_id": result.id}
-    if levels := _levels(registry.queue_named(task.queue_name)):
-        options["priority"] = _level(task.priority, levels)
-    if task.run_after is not None:
-        later = task.run_after
-        options["at"] = later if timezone.is_aware(later) else timezone.make_aware(later)
-    message = Handler[Any](_never, handler).message(data, **options)
-    if problem := settings().limits.problem(message.body, CALLS):
-        raise UnencodableData(problem, advice="Store the data, and pass a key to them.")
-    return message
 
 
 def _never(_message: object) -> None:
