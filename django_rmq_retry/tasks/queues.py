@@ -1,5 +1,6 @@
 """The handlers of the queues of tasks: one for each queue in ``TASKS``."""
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.call import guarded
 from django_rmq_retry.handlers.subscription import HandlerOptions
+from django_rmq_retry.tasks import known
 from django_rmq_retry.tasks.backend import RabbitBackend
 from django_rmq_retry.tasks.calls import CALLS
 from django_rmq_retry.tasks.options import TaskOptions, handler_name
@@ -24,7 +26,7 @@ def registrations(alias: str, backend: object, params: Mapping[str, Any]) -> Ite
 
 def _registration(alias: str, sender: type, options: TaskOptions, queue: str) -> registry.Registration:
     name = handler_name(queue)
-    runner = TaskRunner(backend=alias, sender=sender, kept=options.results)
+    runner = TaskRunner(name=name, backend=alias, sender=sender, kept=options.results)
     return registry.Registration(
         name=name,
         run=guarded(runner.run, name),
@@ -36,5 +38,12 @@ def _registration(alias: str, sender: type, options: TaskOptions, queue: str) ->
             breaker=options.breakers.get(queue),
             judged=runner.judged,
         ),
+        asynchronous=_all_async(alias, queue),
         module=__name__,
     )
+
+
+def _all_async(alias: str, queue: str) -> bool:
+    """True if all tasks of a queue are async, so that a consumer works on many of them at once."""
+    tasks = [one for one in known.every().values() if (one.backend, one.queue_name) == (alias, queue)]
+    return bool(tasks) and all(inspect.iscoroutinefunction(one.func) for one in tasks)

@@ -4,11 +4,13 @@ import inspect
 import json
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.attempts.rows import chain_of
 from django_rmq_retry.handlers.contracts import FinishedAttempt, Kept
+from django_rmq_retry.handlers.loop import handler_loop
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.tracebacks import projects_own, trace
 from django_rmq_retry.policies.verdict import ACK, Kind
@@ -41,6 +43,8 @@ class CurrentResult(TaskResult):  # type: ignore[type-arg]  # generic in the stu
 class TaskRunner:
     """Runs the tasks of one queue of a backend."""
 
+    name: str
+    """The name of the handler."""
     backend: str
     sender: type
     """The class of the backend, which sends the signals."""
@@ -53,7 +57,7 @@ class TaskRunner:
         result = self._result(message, task, Status.RUNNING)
         task_started.send_robust(sender=self.sender, task_result=result)
         context = (TaskContext(task_result=result),) if task.takes_context else ()
-        value: Any = task.call(*context, *result.args, **result.kwargs)
+        value = self._called(partial(task.func, *context, *result.args, **result.kwargs), message)
         if self.kept is None:
             # What has not run yet is an error of any handler.
             return value if inspect.isgenerator(value) or inspect.isawaitable(value) else None
@@ -63,6 +67,12 @@ class TaskRunner:
         except (TypeError, ValueError, RecursionError) as error:
             raise NotRunnable(f"Task {task.module_path} has run, and what it returned has no JSON form.") from error
         return value
+
+    def _called(self, call: partial[Any], message: Delivery) -> Any:
+        """Call the task; an async one in the event loop of the process, like an async handler."""
+        if inspect.iscoroutinefunction(call.func):
+            return handler_loop().run(lambda _message: call(), message, self.name)
+        return call()
 
     def judged(self, attempt: FinishedAttempt) -> Kept | None:
         """Tell how a task ended, unless another attempt follows; return the row of a result to store."""

@@ -24,6 +24,7 @@ from django_rmq_retry import (
     publish,
 )
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.tasks import discovery, known
 from django_rmq_retry.tasks.api import InvalidTask, TaskResultStatus, task_backends, task_finished, task_started
 from django_rmq_retry.testing import RmqTest
 from tests.tasks.conftest import Load
@@ -399,3 +400,24 @@ def test_a_breaker_pauses_the_queue_of_tasks(load: Load, rmq: RmqTest) -> None:
 
     assert len(work.calls) == 2
     assert not rmq.all_parked(HANDLER)
+
+
+def test_async_tasks_share_the_event_loop_of_the_process(load: Load, rmq: RmqTest) -> None:
+    work = load()
+
+    for _ in range(3):
+        work.loop_of.enqueue()
+    rmq.drain()
+
+    assert len(work.calls) == 3
+    assert len({id(one) for one in work.calls}) == 1
+
+
+def test_a_queue_of_async_tasks_alone_is_worked_on_side_by_side(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = load()
+    assert not registry.subscription(HANDLER).asynchronous
+    monkeypatch.setattr(known, "_tasks", {"fetch": work.fetch, "mail": work.mail})
+    discovery.register()
+
+    assert registry.subscription(HANDLER).asynchronous
+    assert not registry.subscription("tasks.emails").asynchronous

@@ -1,5 +1,6 @@
 """Tasks, loaded again by each test that has a RabbitBackend."""
 
+import asyncio
 from typing import Any
 
 from django_rmq_retry import Fixed, Retry, RetryThenPark
@@ -32,6 +33,11 @@ def add(one: int, two: int = 0) -> int:
 async def fetch(page: str) -> str:
     calls.append(page)
     return f"<{page}>"
+
+
+@task
+async def loop_of() -> None:
+    calls.append(asyncio.get_running_loop())
 
 
 @task
