@@ -25,6 +25,8 @@ class StoredResult(models.Model):
     worker = models.CharField(max_length=255, blank=True)
     answer = models.TextField(blank=True)
     """What the task returned, as JSON in ASCII."""
+    requeued = False
+    """True for a row that is not stored yet, of a message that an operator has sent again; no column."""
 
     class Meta:
         default_permissions = ()

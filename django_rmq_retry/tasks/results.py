@@ -18,6 +18,7 @@ from django.db import DatabaseError, connections, router, transaction
 from django_rmq_retry import database_clock
 from django_rmq_retry.attempts.history import NO_FAILURE
 from django_rmq_retry.handlers.contracts import FinishedAttempt, Kept
+from django_rmq_retry.handlers.ticket import ticket_of
 from django_rmq_retry.messages.identity import message_identity
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
@@ -130,6 +131,7 @@ def kept_row(attempt: FinishedAttempt, task: AnyTask, *, backend: str, kept: tim
         worker=worker_id(),
         answer=answer,
     )
+    row.requeued = ticket_of(delivery) is not None
     return Kept(store=store, row=row, queue=delivery.queue, size=ROW_BYTES + len(delivery.body) + len(answer))
 
 
@@ -142,7 +144,9 @@ def enqueued_at(delivery: Delivery) -> datetime | None:
 def store(rows: Sequence[StoredResult]) -> None:
     """Complete the rows of tasks, or add them where none was stored; of equal ids the last one counts."""
     using = database()
-    latest = {row.pk: row for row in rows}
+    known = StoredResult.objects.using(using).filter(pk__in={row.pk for row in rows})
+    owners = {pk: owner for pk, *owner in known.values_list("pk", "queue", "identity")}
+    latest = {row.pk: row for row in rows if row.requeued or _is_of(row, *owners.get(row.pk, ()))}
     targets = connections[using].features.supports_update_conflicts_with_target
     StoredResult.objects.using(using).bulk_create(
         # In one order: two processes that complete the same rows must not deadlock.
@@ -151,6 +155,14 @@ def store(rows: Sequence[StoredResult]) -> None:
         update_fields=COMPLETED,
         unique_fields=["id"] if targets else None,
     )
+
+
+def _is_of(row: StoredResult, queue: str = "", identity: str = "") -> bool:
+    """True if a row is of the task that was enqueued with its id: another sender may use the id for another message.
+
+    A copy that an operator has requeued may have been edited. One that was moved has another queue.
+    """
+    return not identity or message_identity(queue, row.pk, bytes(row.body)) == identity
 
 
 def read(result_id: str, *, backend: str) -> AnyResult:

@@ -4,10 +4,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from django_rmq_retry import Fixed, RetryThenPark, publish
 from django_rmq_retry.models import Attempt, StoredResult
 from django_rmq_retry.parked.retention import delete_expired_results
+from django_rmq_retry.tasks import results
 from django_rmq_retry.tasks.api import TaskResultDoesNotExist, TaskResultStatus, task_backends
 from tests.tasks.conftest import WEEK, Load, RecordingTest
 
@@ -113,7 +115,7 @@ def test_many_results_are_stored_by_one_statement(
     results = [work.add.enqueue(number) for number in range(50)]
     super(RecordingTest, recording).drain()
 
-    with django_assert_num_queries(3):
+    with django_assert_num_queries(4):
         recording._history.buffer.flush()
 
     assert [read(one).return_value for one in results] == list(range(50))
@@ -193,3 +195,29 @@ def test_an_id_of_a_foreign_sender_costs_no_other_task_its_result(
 
     assert [one.verdict.name for one in recording.attempts()] == ["ack", "ack"]
     assert read(result).return_value == 2
+
+
+def test_another_message_with_its_id_cannot_forge_a_result(load: Load, recording: RecordingTest) -> None:
+    work = load(results=WEEK)
+    result = work.add.enqueue(1)
+    forged = {"task": "tests.tasks.work.add", "args": [1000], "kwargs": {}}
+    publish(forged, routing_key="default", message_id=result.id)
+
+    recording.drain()
+
+    assert (read(result).return_value, read(result).args) == (1, [1])
+
+
+@pytest.mark.usefixtures("recording")
+@pytest.mark.parametrize(("requeued", "status"), [(True, "SUCCESSFUL"), (False, "READY")])
+def test_only_a_requeued_copy_may_have_been_edited(load: Load, *, requeued: bool, status: str) -> None:
+    work = load(results=WEEK)
+    result = work.add.enqueue(1)
+    now = timezone.now()
+    edited = StoredResult.objects.get()
+    edited.identity, edited.body = "message:other", b'{"task":"tests.tasks.work.add","args":[2],"kwargs":{}}'
+    edited.started_at, edited.finished_at, edited.answer, edited.requeued = now, now, "2", requeued
+
+    results.store([edited])
+
+    assert (read(result).status, read(result).args) == (status, [1])
