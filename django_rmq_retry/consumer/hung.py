@@ -11,6 +11,7 @@ from django_rmq_retry.amqp.contracts import Source
 from django_rmq_retry.consumer.attempt import AttemptPipeline
 from django_rmq_retry.consumer.deadlines import TimedRun
 from django_rmq_retry.handlers.contracts import log_failure
+from django_rmq_retry.handlers.loop import known_loop
 from django_rmq_retry.messages.message import Delivery
 
 log = logging.getLogger("django_rmq_retry")
@@ -31,9 +32,14 @@ class HungHandlers:
         """The runs whose place in the code is in the log."""
 
     def look(self) -> Sequence[TimedRun]:
-        """Return the runs that hang now; also replace a watcher of deadlines that has died."""
-        self._pipeline.deadlines.keep_watch()
-        return self._pipeline.deadlines.hung
+        """Return the runs that hang now, first the one that blocks the event loop, and with it the others.
+
+        Also replace a watcher of deadlines that has died.
+        """
+        deadlines, loop = self._pipeline.deadlines, known_loop()
+        deadlines.keep_watch()
+        blocking = None if loop is None else loop.blocked_by
+        return sorted(deadlines.hung, key=lambda run: blocking is None or run.delivery.token is not blocking.token)
 
     def reason_to_stop(self, run: TimedRun) -> str:
         """Return why the process stops for this run, which the consumer logs."""

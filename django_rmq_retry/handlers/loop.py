@@ -11,15 +11,18 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import AbstractAsyncContextManager, suppress
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
+from functools import partial
+from queue import SimpleQueue
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
-from asgiref.sync import SyncToAsync, async_to_sync
+from asgiref.sync import AsyncToSync, SyncToAsync, async_to_sync
 
 from django_rmq_retry import forks
 from django_rmq_retry.handlers.call import Unready
@@ -39,6 +42,9 @@ LOOK_SECONDS = 0.1
 
 Lifespan: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
 AsyncFunction: TypeAlias = Callable[[Delivery], Coroutine[Any, Any, object]]
+
+ASGIREF_LOCAL = "asgiref.local"
+"""The name of the context variables of asgiref, which tag their values with the thread that they belong to."""
 
 _steps: ContextVar["_Steps | None"] = ContextVar("rmq_steps", default=None)
 """The message to which the running task belongs: tasks that a handler makes inherit it."""
@@ -117,6 +123,48 @@ class _Steps:
         )
 
 
+class _Wait(Executor):
+    """A thread that waits for a coroutine. Meanwhile it makes the thread-sensitive calls that asgiref submits.
+
+    Only the thread of the loop submits calls and ends the wait, so no call can come after the end.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.over = False
+        self._result: object = None
+        self._error: BaseException | None = None
+        self._context: Context | None = None
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **named: Any) -> "Future[Any]":
+        if self.over:
+            raise RuntimeError("The message of this task has ended, and with it the thread for its blocking calls.")
+        future: Future[Any] = Future()
+        self._calls.put(partial(_make, future, partial(function, *args, **named)))
+        return future
+
+    def end(self, result: object, error: BaseException | None = None, context: Context | None = None) -> None:
+        if not self.over:
+            self.over, self._result, self._error, self._context = True, result, error, context
+            self._calls.put(None)
+
+    def result(self) -> object:
+        """Make calls until the coroutine has ended; take its context variables over, and return or raise its result."""
+        while (call := self._calls.get()) is not None:
+            call()
+        for variable, value in () if self._context is None else self._context.items():
+            if variable.name != ASGIREF_LOCAL and variable is not _steps and variable.get(self) is not value:
+                variable.set(value)
+        error, self._error = self._error, None
+        if error is None:
+            return self._result
+        try:
+            raise error
+        finally:
+            # Its traceback leads back to this frame.
+            del error
+
+
 class HandlerLoop:
     """One event loop, in a thread of its own that ends with ``close``."""
 
@@ -125,7 +173,11 @@ class HandlerLoop:
         self._loop.set_task_factory(self._task)
         self._coroutines: dict[int, tuple[asyncio.Task[Any] | None, Any]] = {}
         """The task and coroutine of each thread that waits for one."""
-        self._ending = self._ended = False
+        self._ending = self._ended = self._gone = False
+        self._new: deque[tuple[Coroutine[Any, Any, None], Context]] = deque()
+        self._woken = False
+        """True from the first coroutine that waits for the loop to the moment in which it takes all of them."""
+        self._waits = set[_Wait]()
         self._state: object = None
         self._opened = False
         self._leave = asyncio.Event()
@@ -158,7 +210,25 @@ class HandlerLoop:
             )
         if self._ending or not self._thread.is_alive():
             raise LoopEnded(f"The event loop of handler {handler} has ended.")
-        # asgiref runs the coroutine in the loop that it finds here, as if this thread had been started from it.
+        context = copy_context()
+        if any(variable.name == ASGIREF_LOCAL for variable in context):
+            return self._run_by_asgiref(function, message, handler, thread)
+        wait = _Wait()
+        self._waits.add(wait)
+        self._new.append((self._awaited(wait, function, message, handler, thread), context))
+        if not self._woken:
+            self._woken = True
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._take_new)
+        if self._gone:
+            self._end_waits()
+        return wait.result()
+
+    def _run_by_asgiref(self, function: AsyncFunction, message: Delivery, handler: str, thread: int) -> object:
+        """Do the same five times as slowly: only asgiref can move its own variables, such as Django's language.
+
+        It runs the coroutine in the loop that it finds here, as if this thread had been started from it.
+        """
         local: Any = SyncToAsync.threadlocal
         before = getattr(local, "main_event_loop", None), getattr(local, "main_event_loop_pid", None)
         local.main_event_loop, local.main_event_loop_pid = self._loop, os.getpid()
@@ -255,6 +325,26 @@ class HandlerLoop:
     async def _stepped(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return await _Steps(self, coroutine)
 
+    def _take_new(self) -> None:
+        self._woken = False
+        while self._new:
+            coroutine, context = self._new.popleft()
+            self._loop.create_task(coroutine, context=context)
+
+    async def _awaited(
+        self, wait: _Wait, function: AsyncFunction, message: Delivery, handler: str, thread: int
+    ) -> None:
+        # asgiref submits the thread-sensitive calls of this task, and of those that it makes, to this executor.
+        AsyncToSync.executors.current = wait
+        try:
+            result = await self._followed(function, message, handler, thread)
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            wait.end(None, error, copy_context())
+        else:
+            wait.end(result, None, copy_context())
+        finally:
+            self._waits.discard(wait)
+
     async def _followed(self, function: AsyncFunction, message: Delivery, handler: str, thread: int) -> object:
         steps = _steps.get()
         if steps is not None:
@@ -271,7 +361,7 @@ class HandlerLoop:
                 raise LoopEnded(f"Handler {handler} was cancelled, because its process stops.") from None
             raise
         finally:
-            # asgiref takes the context back to the thread, which must not keep the message.
+            # The context goes back to the thread, which must not keep the message.
             _steps.set(None)
             if outer is None:
                 del self._coroutines[thread]
@@ -311,7 +401,9 @@ class HandlerLoop:
         except BaseException as error:  # noqa: BLE001 - such as EBADF: code of the project has closed the selector
             log_failure("The event loop of async handlers has failed", error)
         finally:
+            self._gone = True
             self._abandon()
+            self._end_waits()
             with suppress(Exception):
                 self._loop.close()
 
@@ -329,6 +421,29 @@ class HandlerLoop:
             coroutine: Any = task.get_coro()
             with suppress(BaseException):
                 coroutine.throw(LoopEnded("The event loop has ended."))
+
+    def _end_waits(self) -> None:
+        """End the waits for coroutines that will never be begun."""
+        while self._new:
+            with suppress(IndexError):
+                self._new.popleft()[0].close()
+        for wait in self._waits.copy():
+            wait.end(None, LoopEnded("The event loop has ended."))
+
+
+def _make(future: "Future[Any]", call: Callable[[], Any]) -> None:
+    """Make a call of a coroutine in the thread that waits for it. A child that it forks ends here."""
+    if not future.set_running_or_notify_cancel():
+        return
+    forked = forks.count
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - raised in the coroutine
+        forks.end_since(forked, error)
+        future.set_exception(error)
+    else:
+        forks.end_since(forked)
+        future.set_result(result)
 
 
 _STEP: CodeType = _Steps.__await__.__code__

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.utils import translation
 
 from django_rmq_retry import RetryThenPark
 from django_rmq_retry.consumer.deadlines import Deadlines, TimedRun
@@ -222,6 +223,26 @@ def test_a_task_left_behind_goes_on_and_is_cancelled_at_the_end() -> None:
     assert notes == ["returned", "cancelled"]
 
 
+def test_a_task_left_behind_has_no_thread_for_blocking_calls(running: Running) -> None:
+    left: list[asyncio.Task[int]] = []
+    ended = asyncio.Event()
+
+    async def behind() -> int:
+        await ended.wait()
+        return await sync_to_async(threading.get_ident)()
+
+    async def act(_: Delivery) -> None:
+        left.append(asyncio.create_task(behind()))
+
+    async def end(_: Delivery) -> None:
+        ended.set()
+        with pytest.raises(RuntimeError, match="The message of this task has ended"):
+            await left[0]
+
+    running.run(act)
+    running.run(end)
+
+
 # Handlers that block the loop
 
 
@@ -375,6 +396,23 @@ def test_a_child_forked_in_the_loop_ends_before_the_loop_goes_on(running: Runnin
     assert notes.read_text() == f"{os.getpid()} "
 
 
+def test_a_child_forked_in_a_blocking_call_ends_there(running: Running, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+
+    def fork() -> int:
+        child = os.fork()
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else 42
+
+    async def act(_: Delivery) -> int:
+        code = await sync_to_async(fork)()
+        with notes.open("a") as file:
+            file.write(f"{os.getpid()} ")
+        return code
+
+    assert running.run(act) == 0
+    assert notes.read_text() == f"{os.getpid()} "
+
+
 # Context variables
 
 bound: contextvars.ContextVar[str] = contextvars.ContextVar("bound", default="nothing")
@@ -402,6 +440,21 @@ def test_context_variables_of_a_message_end_with_it(running: Running) -> None:
     pools.stop()
 
     assert sorted(found) == sorted(("nothing", f"nothing{number}", str(number)) for number in range(40))
+
+
+def test_a_language_that_a_hook_activates_is_that_of_the_handler(running: Running) -> None:
+    """Django keeps it in a variable of asgiref, which belongs to one thread."""
+    context = contextvars.copy_context()
+
+    async def act(_: Delivery) -> list[str | None]:
+        return [translation.get_language(), await sync_to_async(translation.get_language)()]
+
+    def attempt() -> object:
+        with translation.override("fr"):
+            return running.loop.run(act, delivery(), "charge")
+
+    assert running.threads.submit(context.run, attempt).result(PATIENCE) == ["fr", "fr"]
+    assert running.run(act) != ["fr", "fr"]
 
 
 # The lifespan

@@ -68,6 +68,18 @@ async def blocking(message: Delivery) -> None:
     note("end")
 
 
+@handler(Queue("loop.late"), policy=POLICY, timeout=2)
+async def late(message: Delivery) -> None:
+    """Wait for ever, in the one way or in the other."""
+    note(f"late {message.data['n']}")
+    if message.data["blocks"]:
+        PAUSE.wait()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        note(f"cancelled {message.data['n']}")
+
+
 @handler(Queue("loop.line"), policy=POLICY, order_by=lambda message: message.data["key"])
 async def in_order(message: Delivery) -> None:
     """Take longer for earlier messages, so that later ones overtake them if they can."""

@@ -120,6 +120,21 @@ def test_a_handler_that_blocks_the_loop_is_shown_by_rmq_status(looping: Looping,
     assert "event=blocked_loop" in line
 
 
+def test_a_blocking_handler_beyond_its_timeout_ends_its_process_and_is_named(looping: Looping, send: Send) -> None:
+    """Its neighbour, which only waits, is late as well: nothing could cancel it."""
+    send("late", n=1, blocks=False)
+    with looping.running("rmq_consume", "loop.late") as consumer:
+        wait_until(lambda: looping.noted("late 1"))
+        send("late", n=2, blocks=True)
+        assert consumer.code() == 1
+
+    [line] = [line for line in consumer.text.splitlines() if "level=critical" in line]
+    assert "Handler tests.loop.handlers.late did not end within twice its timeout of 2 s" in line
+    assert "(wait)" in line
+    assert "threading.py:" in line
+    assert looping.noted("cancelled") == []
+
+
 def test_a_killed_process_loses_none_of_the_messages_that_waited(looping: Looping, send: Send) -> None:
     for number in range(20):
         send("together", n=number, of=21)
