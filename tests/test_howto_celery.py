@@ -99,7 +99,7 @@ def bank(broker_url: str, tmp_path: Path, own_database: Own) -> Bank:
         go_without(Unavailable(None, "celery is not installed. Run `pip install --group clients`."))
     bank = Bank(url=broker_url, notes=tmp_path / "notes", records=own_database.environment)
     errors = "class BankDown(Exception):\n    pass\n"
-    tasks = example("def charge(payment)")
+    tasks = example(TASK, "def charge(payment)")
     bank.written(__init__="", charging=CHARGING, errors=errors, tasks=tasks, bank=CELERY, handlers=moved())
     return bank
 
