@@ -37,6 +37,7 @@ def fail() -> None:
 @handler(Queue("loop.together"), policy=POLICY)
 async def together(message: Delivery) -> None:
     """Return once ``of`` messages are here at the same time."""
+    note(f"came {message.data['n']}")
     async with changed:
         here.add(message.data["n"])
         changed.notify_all()

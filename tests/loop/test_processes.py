@@ -5,11 +5,13 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.shop.running import Shop
 from tests.tooling.filled import Own
+from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.database]
@@ -31,6 +33,10 @@ def looping(broker_url: str, tmp_path: Path, own_database: Own) -> Looping:
 
 @pytest.fixture
 def send(amqp: BlockingChannel) -> Send:
+    return sending(amqp)
+
+
+def sending(amqp: BlockingChannel) -> Send:
     amqp.confirm_delivery()
 
     def send(queue: str, **data: object) -> None:
@@ -147,6 +153,27 @@ def test_a_killed_process_loses_none_of_the_messages_that_waited(looping: Loopin
 
     assert told.returncode == 0, told.stdout
     assert sorted(looping.noted("met")) == sorted(f"met {number}" for number in range(21))
+
+
+def test_a_lost_broker_loses_none_of_the_messages_that_wait_side_by_side(looping: Looping, vhost: Vhost) -> None:
+    with pika.BlockingConnection(pika.URLParameters(vhost.url)) as connection:
+        send = sending(connection.channel())
+        for number in range(20):
+            send("together", n=number, of=21)
+    with looping.running("rmq_consume", "loop.together", "--async", "50") as consumer:
+        wait_until(lambda: len(looping.noted("came")) == 20)
+        wait_until(lambda: vhost.close_connections() and "event=disconnected" in consumer.text)
+        consumer.says("event=connected", times=2)
+        with pika.BlockingConnection(pika.URLParameters(vhost.url)) as connection:
+            channel = connection.channel()
+            sending(channel)("together", n=20, of=21)
+            wait_until(lambda: len(set(looping.noted("met"))) == 21)
+            consumer.signal()
+            assert consumer.code() == 0
+            left = channel.queue_declare("loop.together", passive=True).method.message_count
+
+    assert set(looping.noted("met")) == {f"met {number}" for number in range(21)}
+    assert left == 0
 
 
 def test_messages_of_a_key_keep_their_order_while_keys_work_side_by_side(looping: Looping, send: Send) -> None:
