@@ -21,9 +21,9 @@ from django_rmq_retry.parked.edit_many import (
     Act,
     EditResult,
     PathChange,
-    fits,
     others_of,
     paths_of,
+    results_of,
     store_many,
 )
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
@@ -65,7 +65,7 @@ def view(pages: Pages, request: HttpRequest, selection: Selection, _left: LeftOu
         except Refused as refused:
             wrong = str(refused)
         try:
-            results = fits(selection, change, allowed=lambda message: _why_not(request, message))
+            results = results_of(selection, change, allowed=lambda message: _why_not(request, message))
         except Refused as refused:
             wrong = wrong or str(refused)
     meant = [one for one in results if not one.why]

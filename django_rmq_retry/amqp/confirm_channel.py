@@ -12,7 +12,7 @@ from django_rmq_retry.amqp.contracts import (
     CONFIRMED,
     Cause,
     Done,
-    Outcome,
+    PublishEnd,
     PublishResult,
     unanswered,
     unsent,
@@ -28,7 +28,7 @@ from django_rmq_retry.messages.properties import DIRECT, decode_properties
 log = logging.getLogger("django_rmq_retry")
 
 NEVER = float("inf")
-_NACKED = PublishResult(kind=Outcome.NACKED, cause=Cause.QUEUE_FULL)
+_NACKED = PublishResult(kind=PublishEnd.NACKED, cause=Cause.QUEUE_FULL)
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +140,7 @@ class ConfirmChannel:
         sizes, size = self._connection.sizes, len(pending.message.body)
         if sizes.limit is not None:
             text = above(size, sizes.limit)
-            pending.end(PublishResult(kind=Outcome.TOO_LARGE, cause=Cause.BODY_LIMIT, text=text))
+            pending.end(PublishResult(kind=PublishEnd.TOO_LARGE, cause=Cause.BODY_LIMIT, text=text))
             return
         # Later publishes wait behind this one, to keep their order.
         self._open = False
@@ -234,7 +234,7 @@ class ConfirmChannel:
 
 
 def _returned(code: int, text: str) -> PublishResult:
-    return PublishResult(kind=Outcome.RETURNED, cause=Cause.NO_ROUTE, code=code, text=f"{code} {text}")
+    return PublishResult(kind=PublishEnd.RETURNED, cause=Cause.NO_ROUTE, code=code, text=f"{code} {text}")
 
 
 def connection_lost(reason: str, code: int = 0) -> PublishResult:

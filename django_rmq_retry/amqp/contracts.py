@@ -17,7 +17,7 @@ from django_rmq_retry.messages.message import Delivery, Message, Settlement
 from django_rmq_retry.topology.declarations import Server, Topology
 
 
-class Outcome(Enum):
+class PublishEnd(Enum):
     """The end of a publish. The values are for logs."""
 
     CONFIRMED = "confirmed"
@@ -56,7 +56,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishResult:
-    kind: Outcome
+    kind: PublishEnd
     scope: Scope = Scope.MESSAGE
     cause: Cause | None = None
     """None if the broker confirmed the publish."""
@@ -67,34 +67,34 @@ class PublishResult:
     confirmed: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "confirmed", self.kind is Outcome.CONFIRMED)
+        object.__setattr__(self, "confirmed", self.kind is PublishEnd.CONFIRMED)
 
     @property
     def shown(self) -> str:
         return self.text or self.kind.value
 
     def error(self, message: Message) -> PublishError:
-        advice = ADVICE.get(self.cause, "") if self.kind in (Outcome.UNSENT, Outcome.UNKNOWN) else ""
+        advice = ADVICE.get(self.cause, "") if self.kind in (PublishEnd.UNSENT, PublishEnd.UNKNOWN) else ""
         return ERRORS[self.kind](message.exchange, message.routing_key, said=self.text, advice=advice)
 
 
 Done = Callable[[PublishResult], None]
-CONFIRMED = PublishResult(kind=Outcome.CONFIRMED)
+CONFIRMED = PublishResult(kind=PublishEnd.CONFIRMED)
 
 
 def unwritable(text: str) -> PublishResult:
     """Return the result of a message that cannot be written as frames."""
-    return PublishResult(kind=Outcome.UNSENT, cause=Cause.UNWRITABLE, text=f"it cannot be written: {text}")
+    return PublishResult(kind=PublishEnd.UNSENT, cause=Cause.UNWRITABLE, text=f"it cannot be written: {text}")
 
 
 def unsent(cause: Cause, text: str) -> PublishResult:
     """Return the result of a message that was not sent for a reason unrelated to the message."""
-    return PublishResult(kind=Outcome.UNSENT, scope=Scope.BROKER, cause=cause, text=text)
+    return PublishResult(kind=PublishEnd.UNSENT, scope=Scope.BROKER, cause=cause, text=text)
 
 
 def unanswered(cause: Cause, text: str, *, code: int = 0) -> PublishResult:
     """Return the result of a message that was sent and may or may not be stored."""
-    return PublishResult(kind=Outcome.UNKNOWN, scope=Scope.BROKER, cause=cause, code=code, text=text)
+    return PublishResult(kind=PublishEnd.UNKNOWN, scope=Scope.BROKER, cause=cause, code=code, text=text)
 
 
 ADVICE: Mapping[Cause | None, str] = {
@@ -107,12 +107,12 @@ ADVICE: Mapping[Cause | None, str] = {
     Cause.UNWRITABLE: "Nothing was stored, and the same message never can be: correct it.",
 }
 """The advice for causes that a later try alone does not repair."""
-ERRORS: Mapping[Outcome, type[PublishError]] = {
-    Outcome.RETURNED: MessageReturned,
-    Outcome.NACKED: MessageNacked,
-    Outcome.UNKNOWN: PublishUnknown,
-    Outcome.UNSENT: MessageUnsent,
-    Outcome.TOO_LARGE: MessageTooLarge,
+ERRORS: Mapping[PublishEnd, type[PublishError]] = {
+    PublishEnd.RETURNED: MessageReturned,
+    PublishEnd.NACKED: MessageNacked,
+    PublishEnd.UNKNOWN: PublishUnknown,
+    PublishEnd.UNSENT: MessageUnsent,
+    PublishEnd.TOO_LARGE: MessageTooLarge,
 }
 
 
@@ -160,7 +160,7 @@ class Receiver(Protocol):
     def failed(self, error: BaseException) -> None:
         """Nothing more will arrive: the broker refused something that a retry cannot fix."""
 
-    def drained(self) -> None:
+    def closed(self) -> None:
         """``stop`` has ended: every settlement was sent to the broker, and the connections are closed."""
 
 
@@ -182,7 +182,7 @@ class Source(Protocol):
         """The number of copies that are sent and not confirmed yet."""
         ...
 
-    def empty(self, callback: Callable[[bool], None]) -> None:
+    def report_emptiness(self, callback: Callable[[bool], None]) -> None:
         """Call back on the I/O thread with True if every queue is empty and no message is unacked."""
 
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None: ...

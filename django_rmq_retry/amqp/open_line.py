@@ -171,11 +171,11 @@ class OpenLine:
         channel.add_on_close_callback(self._was_closed)
         channel.add_on_cancel_callback(lambda _frame: self._interrupt("the broker cancelled the subscription"))
         if self.line.temporary is not None and not self.name:
-            self._make(channel, self.line.temporary)
+            self._declare_own_queue(channel, self.line.temporary)
         else:
-            self._limit(channel)
+            self._set_prefetch(channel)
 
-    def _make(self, channel: Channel, temporary: Topology) -> None:
+    def _declare_own_queue(self, channel: Channel, temporary: Topology) -> None:
         """Declare and bind this connection's own queue."""
         [queue] = temporary.queues.values()
         left = deque(temporary.bindings)
@@ -184,7 +184,7 @@ class OpenLine:
             if left:
                 binding(replace(left.popleft(), destination=self.name))(channel, bind)
             else:
-                self._limit(channel)
+                self._set_prefetch(channel)
 
         def declared(frame: "frame.Method[Any]") -> None:
             self.name = frame.method.queue
@@ -197,10 +197,10 @@ class OpenLine:
 
         declaring(queue)(channel, declared)
 
-    def _limit(self, channel: Channel) -> None:
-        channel.basic_qos(prefetch_count=self.line.prefetch, callback=lambda _frame: self._limited(channel))
+    def _set_prefetch(self, channel: Channel) -> None:
+        channel.basic_qos(prefetch_count=self.line.prefetch, callback=lambda _frame: self._prefetch_set(channel))
 
-    def _limited(self, channel: Channel) -> None:
+    def _prefetch_set(self, channel: Channel) -> None:
         if not self._open:
             # The line was closed while the channel was opening.
             if channel.is_open:

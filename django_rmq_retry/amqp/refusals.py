@@ -16,7 +16,7 @@ from pika.exceptions import (
     StreamLostError,
 )
 
-from django_rmq_retry.amqp.contracts import Cause, Outcome, PublishResult, Scope
+from django_rmq_retry.amqp.contracts import Cause, PublishEnd, PublishResult, Scope
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.messages.message import Message
 
@@ -129,17 +129,17 @@ def channel_closed(code: int, text: str, *, message: Message, alone: bool) -> Pu
     missing = _NO_EXCHANGE.search(text)
     if missing is not None and missing["exchange"] == message.exchange:
         gone = f"exchange {message.exchange!r} does not exist"
-        kind, scope = (Outcome.RETURNED, Scope.MESSAGE) if alone else (Outcome.UNKNOWN, Scope.CHANNEL)
+        kind, scope = (PublishEnd.RETURNED, Scope.MESSAGE) if alone else (PublishEnd.UNKNOWN, Scope.CHANNEL)
         return PublishResult(kind=kind, scope=scope, cause=Cause.NO_EXCHANGE, code=code, text=gone)
     limit, size = limit_in(text), len(message.body)
     if limit is not None and size > limit:
-        return PublishResult(kind=Outcome.TOO_LARGE, cause=Cause.BODY_LIMIT, code=code, text=above(size, limit))
+        return PublishResult(kind=PublishEnd.TOO_LARGE, cause=Cause.BODY_LIMIT, code=code, text=above(size, limit))
     denial = _NO_WRITE_ACCESS.match(text) if code == FORBIDDEN else None
     cause = Cause.OTHER
     if denial is not None:
         cause = Cause.ACCESS_TOPIC if denial["what"] == "topic" else Cause.ACCESS_EXCHANGE
     # The broker checks the right before it stores anything.
-    kind = Outcome.UNSENT if alone and denial is not None else Outcome.UNKNOWN
+    kind = PublishEnd.UNSENT if alone and denial is not None else PublishEnd.UNKNOWN
     return PublishResult(kind=kind, scope=Scope.CHANNEL, cause=cause, code=code, text=text)
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from django_rmq_retry.amqp.contracts import Cause, Done, Line, Outcome, Publisher, PublishResult
+from django_rmq_retry.amqp.contracts import Cause, Done, Line, PublishEnd, Publisher, PublishResult
 from django_rmq_retry.amqp.io_thread import Loop, Timer
 from django_rmq_retry.messages.deaths import rejectable
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Message, Settlement
@@ -230,7 +230,7 @@ class Settler:
             if result.confirmed:
                 line.instruct(delivery, settlement.instruction)
                 return
-            if result.kind is Outcome.TOO_LARGE:
+            if result.kind is PublishEnd.TOO_LARGE:
                 self._too_large(delivery, settlement, copy, result.text)
                 return
             wait = self._about(pause)

@@ -120,7 +120,7 @@ class PikaSource:
     def stop(self) -> None:
         self._io.call(self._stop)
 
-    def empty(self, callback: Callable[[bool], None]) -> None:
+    def report_emptiness(self, callback: Callable[[bool], None]) -> None:
         self._io.call(lambda: self._check_empty(callback))
 
     def arrived(self, delivery: Delivery) -> None:
@@ -291,11 +291,11 @@ class PikaSource:
                 extra={"event": "messages_lost", "queue": queue},
             )
         self._messages_lost.clear()
-        self._link.close(self._drained)
+        self._link.close(self._closed)
 
-    def _drained(self) -> None:
+    def _closed(self) -> None:
         if self._receiver is not None:
-            self._receiver.drained()
+            self._receiver.closed()
 
     def _check_empty(self, callback: Callable[[bool], None]) -> None:
         # A queue that cannot be consumed does not count.

@@ -180,14 +180,14 @@ class AttemptPipeline:
                 self._read(state, subscription)
             except (UndecodableBody, NoKey) as error:
                 state.unreadable = error
-        state.delivery = state.delivery.ready(attempt=state.number, data=state.data, key=state.key)
+        state.delivery = state.delivery.for_attempt(attempt=state.number, data=state.data, key=state.key)
 
     def _read(self, state: AttemptState, subscription: Subscription) -> None:
         state.data = None
         state.data = decoded(state.delivery, subscription.codec, subscription.limits)
         if subscription.order_by is not None and state.key is None:
             state.key = ordering_key_of(
-                subscription.order_by, state.delivery.ready(attempt=state.number, data=state.data)
+                subscription.order_by, state.delivery.for_attempt(attempt=state.number, data=state.data)
             )
             log_left_open(f"order_by of handler {subscription.name}", self._surroundings.roll_back_left_open())
 

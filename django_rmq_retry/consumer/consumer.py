@@ -100,7 +100,7 @@ class Consumer:
         self._side_by_side = frozenset(
             name for work_queue in work_queues if work_queue.asynchronous for name in consumed_queues(work_queue)
         )
-        work = self._work if self._in_order else self._make
+        work = self._attempt_in_turn if self._in_order else self._attempt_and_settle
         self._workers: Pool[Delivery] = (
             TwoPools(self.sizes[0], self.sizes[1], work, waits=self._is_async)
             if self._side_by_side
@@ -110,7 +110,7 @@ class Consumer:
         self._over = False
         # A SimpleQueue, because signal handlers call stop(): Event.set() there could deadlock on its own lock.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._drained = threading.Event()
+        self._source_closed = threading.Event()
         self._code, self._lost_at, self._tries = Exit.DONE, 0.0, 0
         self._hung_handlers = HungHandlers(pipeline, source)
         self.why = ""
@@ -231,20 +231,20 @@ class Consumer:
         }
         self.stop(str(error), codes.get(type(error), Exit.ERROR))
 
-    def drained(self) -> None:
-        self._drained.set()
+    def closed(self) -> None:
+        self._source_closed.set()
 
-    def _work(self, delivery: Delivery) -> None:
+    def _attempt_in_turn(self, delivery: Delivery) -> None:
         if delivery.queue not in self._in_order:
-            self._make(delivery)
+            self._attempt_and_settle(delivery)
             return
         # The job is only a token: the sequencer chooses the message. The thread that is done with a
         # message continues with the messages that waited behind it.
         turn = self._sequencer.take(delivery)
         while turn is not None:
-            turn = self._make(turn)
+            turn = self._attempt_and_settle(turn)
 
-    def _make(self, delivery: Delivery) -> Delivery | None:
+    def _attempt_and_settle(self, delivery: Delivery) -> Delivery | None:
         """Make an attempt and settle it; return the next message that waited behind it, or None."""
         quota = self._quota
         if quota is not None and not quota.admits(delivery):
@@ -298,7 +298,7 @@ class Consumer:
         elif self._limits.seconds is not None and age >= self._limits.seconds:
             self.stop(f"the limit of {self._limits.seconds:g} s is reached")
         elif self._limits.burst:
-            self._source.empty(self._emptied)
+            self._source.report_emptiness(self._emptied)
         for check in self._limits.also:
             why = check()
             if why:
@@ -346,7 +346,7 @@ class Consumer:
         # A slow broker may use what the handlers left of the shutdown timeout: each ack that it takes in is one
         # message that is not redelivered. An I/O thread that has ended sends nothing more.
         rest = end - time.monotonic() if self._source.alive else 0.0
-        if not self._drained.wait(max(CLOSE_SECONDS, rest)):
+        if not self._source_closed.wait(max(CLOSE_SECONDS, rest)):
             log.error(
                 "The connection did not close in time; messages that the broker did not settle return to their queues"
             )

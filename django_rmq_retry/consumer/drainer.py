@@ -136,7 +136,7 @@ class Drainer(Recurring):
         self._aside = Aside(parts.aside)
         self._source: Source | None = None
         self._away = False
-        self._drained = threading.Event()
+        self._source_closed = threading.Event()
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -145,7 +145,7 @@ class Drainer(Recurring):
     def wake(self) -> None:
         self._arrived.put(None)
 
-    def empty(self, answer: Callable[[bool], None]) -> None:
+    def report_emptiness(self, answer: Callable[[bool], None]) -> None:
         """Pass True to the callback if no message is left to drain or no message can be stored, else False."""
         source = self._source
         if self._away or not self._thread.is_alive():
@@ -153,7 +153,7 @@ class Drainer(Recurring):
         elif source is None:
             answer(False)  # noqa: FBT003 - the answer
         else:
-            source.empty(lambda empty: answer(empty or self._aside.stuck))
+            source.report_emptiness(lambda empty: answer(empty or self._aside.stuck))
 
     def arrived(self, delivery: Delivery) -> None:
         self._arrived.put((self._session, delivery))
@@ -167,8 +167,8 @@ class Drainer(Recurring):
     def failed(self, error: BaseException) -> None:
         log.error("The drainer cannot consume parked messages: %s", error, extra={"event": "undrained"})
 
-    def drained(self) -> None:
-        self._drained.set()
+    def closed(self) -> None:
+        self._source_closed.set()
 
     def turn(self) -> float:
         try:
@@ -188,7 +188,7 @@ class Drainer(Recurring):
         """Wait for the database, then drain until stop() is called or the database is down for too long."""
         if not self._ready():
             return
-        self._drained.clear()
+        self._source_closed.clear()
         self._source = self._parts.source()
         self._source.start(self._lines, self)
         while not self.stopping.is_set():
@@ -282,7 +282,7 @@ class Drainer(Recurring):
         if source is None:
             return
         source.stop()
-        if not self._drained.wait(CLOSE_SECONDS):
+        if not self._source_closed.wait(CLOSE_SECONDS):
             log.error("The connection of the drainer did not close in time; messages without an ack are redelivered")
         self._session += 1
         self._aside.forget()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from django_rmq_retry.amqp.contracts import Line, Source
 from django_rmq_retry.consumer.sequencer import Sequencer
 from django_rmq_retry.consumer.workers import Pool
-from django_rmq_retry.handlers.layout import parks, temporary
+from django_rmq_retry.handlers.layout import dead_letters_to_parked, temporary
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.messages.message import Delivery
 
@@ -81,7 +81,7 @@ def consumed_lines(work_queue: WorkQueue, prefetch: int) -> list[Line]:
         ordered=work_queue.ordered,
         keyed=work_queue.keyed,
         untimed=work_queue.queue.type == "quorum" and (work_queue.ordered or work_queue.keyed),
-        parks=parks(work_queue),
+        parks=dead_letters_to_parked(work_queue),
         temporary=temporary(work_queue),
         auto_ack=work_queue.auto_ack,
     )

@@ -82,8 +82,8 @@ class ConsumingProcess:
             events.observers(tracebacks=start.verbosity >= TRACES),
             counts_acks=row is not None or start.liveness_file is not None,
         )
-        self._drainer = assembly.drainer(parked_queues()) if start.parks else None
-        self._runs = RunDriver(with_connections=FreshConnections) if start.parks else None
+        self._drainer = assembly.drainer(parked_queues()) if start.drains else None
+        self._runs = RunDriver(with_connections=FreshConnections) if start.drains else None
         self._relaying = RelayThread(with_connections=FreshConnections) if outbox_rows.served() else None
         self._alerts = AlertWatcher(with_connections=FreshConnections) if settings().alerts else None
         self._with_threads = assembly.consumer(
@@ -226,9 +226,9 @@ class ConsumingProcess:
         relaying = self._relaying
 
         def drained(empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
-            relaying.empty(answer) if empty and relaying is not None else answer(empty)
+            relaying.report_emptiness(answer) if empty and relaying is not None else answer(empty)
 
-        self._drainer.empty(drained) if self._drainer is not None else drained(True)  # noqa: FBT003 - the answer
+        self._drainer.report_emptiness(drained) if self._drainer is not None else drained(True)  # noqa: FBT003 - the answer
 
     def _liveness(self) -> LivenessFile | None:
         if self._start.liveness_file is None:

@@ -35,7 +35,7 @@ class Start:
     verbosity: int
     http: Address | None = None
     """The address of the HTTP server for metrics and health."""
-    parks: bool = False
+    drains: bool = False
     """True if this process moves parked messages into the database."""
 
     @classmethod
@@ -56,7 +56,7 @@ class Start:
             liveness_file=options["liveness_file"],
             verbosity=options["verbosity"],
             http=options["http"],
-            parks=bool(settings.records and not options["no_park"] and parked_queues()),
+            drains=bool(settings.records and not options["no_park"] and parked_queues()),
         )
 
     def lines(self, *, without_signs: bool) -> Iterator[str]:
@@ -74,7 +74,7 @@ class Start:
             names = ", ".join(one.name for one in work_queue.subscriptions)
             ordered = "  (in order, one at a time)" if work_queue.ordered else ""
             yield f"  queue     {work_queue.queue.name.ljust(width)}  {names}{ordered}"
-        if self.parks:
+        if self.drains:
             yield f"  parked    {', '.join(parked_queues())}"
         yield f"  broker    {conf.settings().address().shown}"
         for database in databases():
@@ -87,7 +87,7 @@ class Start:
         return {
             "queues": ",".join(work_queue.queue.name for work_queue in self.work_queues),
             "handlers": ",".join(from_all),
-            "parked": ",".join(parked_queues()) if self.parks else "",
+            "parked": ",".join(parked_queues()) if self.drains else "",
             "broker": conf.settings().address().shown,
             "databases": ",".join(databases()),
             "version": __version__,

@@ -37,7 +37,7 @@ class Unacked:
     def keep(self, state: AttemptState, arrival: Delivery, *, until: float = 0.0) -> None:
         """Keep the state as long as the consumer has the delivery: it may return to its queue instead."""
         # A state that refers to its delivery would never be dropped, so it refers to a copy meanwhile.
-        state.arrival = arrival.ready(attempt=arrival.attempt, data=arrival.data, key=arrival.key)
+        state.arrival = arrival.for_attempt(attempt=arrival.attempt, data=arrival.data, key=arrival.key)
         if state.delivery is arrival:
             state.delivery = state.arrival
         self._states[arrival], self._has_kept = state, True

@@ -11,7 +11,7 @@ from django_rmq_retry.amqp.contracts import (
     Cause,
     Done,
     Line,
-    Outcome,
+    PublishEnd,
     Publisher,
     PublishResult,
     Receiver,
@@ -190,9 +190,9 @@ class DirectPublisher:
             raise
         events = self._events()
         if any(isinstance(event, Returned) for event in events):
-            return PublishResult(kind=Outcome.RETURNED, cause=Cause.NO_ROUTE, code=312, text="312 NO_ROUTE")
+            return PublishResult(kind=PublishEnd.RETURNED, cause=Cause.NO_ROUTE, code=312, text="312 NO_ROUTE")
         if any(isinstance(event, Nack) for event in events):
-            return PublishResult(kind=Outcome.NACKED, cause=Cause.QUEUE_FULL)
+            return PublishResult(kind=PublishEnd.NACKED, cause=Cause.QUEUE_FULL)
         return CONFIRMED
 
     def _open(self) -> BrokerChannel:
@@ -233,7 +233,7 @@ class DirectCaller(DirectPublisher):
                 result = self._send(question)
             except RequestRefused as refused:
                 raise CallUnanswered(message.routing_key, timeout=0, sent=True, reason=refused.text) from refused
-            if result.kind in (Outcome.RETURNED, Outcome.UNSENT):
+            if result.kind in (PublishEnd.RETURNED, PublishEnd.UNSENT):
                 raise result.error(message)
             self._sent(question)
             self._run_until(answered, timeout)
@@ -340,7 +340,7 @@ class DirectSource:
         for delivery in deliveries:
             self._settler.give_back(delivery)
 
-    def empty(self, answer: Callable[[bool], None]) -> None:
+    def report_emptiness(self, answer: Callable[[bool], None]) -> None:
         queues = (self._broker.queue(queue) for queue in self._wanted if queue not in self._pauses)
         answer(not any(queue is not None and (queue.ready.count or queue.held) for queue in queues))
 
@@ -361,7 +361,7 @@ class DirectSource:
         self.quiesce()
         self._cut()
         if self._receiver is not None:
-            self._receiver.drained()
+            self._receiver.closed()
 
     def die(self) -> None:
         """Act as if the process was killed: requeue the unacked messages, and never connect again."""

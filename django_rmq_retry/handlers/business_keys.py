@@ -42,6 +42,6 @@ def readable_keys(subscription: Subscription | None, delivery: Delivery) -> list
         return []
     try:
         data = decoded(delivery, subscription.codec, subscription.limits)
-        return business_keys(subscription, delivery.ready(attempt=delivery.attempt, data=data))
+        return business_keys(subscription, delivery.for_attempt(attempt=delivery.attempt, data=data))
     except BaseException:  # noqa: BLE001 - a function of the project, called with an arbitrary body
         return []

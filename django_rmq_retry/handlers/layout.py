@@ -22,22 +22,22 @@ from django_rmq_retry.topology.drawings import Edge, EdgeKind
 
 def layout(work_queues: Sequence[WorkQueue], *, extra: Sequence[Exchange | Queue] = ()) -> Topology:
     """Return the whole topology of a project, each name once; raise ConfigurationError for contradictions."""
-    parks = {work_queue.park for work_queue in work_queues}
-    written = [named for named in extra if isinstance(named, Queue) and named.name in parks]
+    parked_names = {work_queue.park for work_queue in work_queues}
+    written = [named for named in extra if isinstance(named, Queue) and named.name in parked_names]
     written += [one.parked for work_queue in work_queues for one in work_queue.subscriptions if one.parked is not None]
-    named_parks = {queue.name for queue in written}
+    defined_names = {queue.name for queue in written}
     topology = Topology()
     for work_queue in work_queues:
         topology += _of_work_queue(work_queue)
-        topology += Topology() if work_queue.park in named_parks else _parked(work_queue)
-    for park in written:
-        topology += _of_queue(park, Role.PARKED, {})
+        topology += Topology() if work_queue.park in defined_names else _parked(work_queue)
+    for definition in written:
+        topology += _of_queue(definition, Role.PARKED, {})
     for named in extra:
         if isinstance(named, Exchange):
             topology += exchanges_of(named)
         elif named.existing and named.name in topology.queues:
             topology = topology.left_to_others(named.name)
-        elif named.name not in parks:
+        elif named.name not in parked_names:
             topology += _of_queue(named, Role.OTHER, {})
     for queue in topology.queues.values():
         if queue.role is Role.WAITING:
@@ -67,7 +67,7 @@ def temporary(work_queue: WorkQueue) -> Topology | None:
     return Topology(queues={name: declared.queues[name]}, bindings=bindings)
 
 
-def parks(work_queue: WorkQueue) -> bool:
+def dead_letters_to_parked(work_queue: WorkQueue) -> bool:
     """True if the broker parks messages rejected in the work queue; False if others declare the queue."""
     if work_queue.queue.existing:
         return False

@@ -350,7 +350,9 @@ class HandlerLoop:
         if steps is not None:
             steps.message, steps.handler = message, handler
         if self._life is not None:
-            message = message.ready(attempt=message.attempt, data=message.data, key=message.key, state=self._state)
+            message = message.for_attempt(
+                attempt=message.attempt, data=message.data, key=message.key, state=self._state
+            )
         outer = self._coroutines.get(thread)
         coroutine = function(message)
         self._coroutines[thread] = asyncio.current_task(), coroutine

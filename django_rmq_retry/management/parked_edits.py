@@ -29,7 +29,7 @@ from django_rmq_retry.messages.json_fields import path_of
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import State
 from django_rmq_retry.parked.edit import Proposal, editable, editable_text, propose, store
-from django_rmq_retry.parked.edit_many import Act, EditResult, PathChange, fits, others_of, store_many
+from django_rmq_retry.parked.edit_many import Act, EditResult, PathChange, others_of, results_of, store_many
 from django_rmq_retry.parked.edited_keys import Others, others_with
 from django_rmq_retry.parked.selection import Selection
 
@@ -75,7 +75,7 @@ def edit(command: RmqCommand, options: Options) -> Exit:
         raise usage_error(change.wrong)
     chosen = selection_of(options, states=OPEN_STATES, states_of_keys=State.PARKED)
     partly = report_keys(command, chosen)
-    results = fits(chosen, change)
+    results = results_of(chosen, change)
     meant, left = [one for one in results if not one.why], [one for one in results if one.why]
     for line in result_lines(change, results):
         command.say(line)

@@ -99,7 +99,7 @@ class Delivery(_Fields, Generic[Data], metaclass=_Freezing):
     def __delattr__(self, name: str) -> None:
         raise FrozenInstanceError(f"A Delivery is immutable: {name} cannot be deleted.")
 
-    def ready(self, *, attempt: int, data: object, key: str | None = None, state: object = None) -> "Delivery":
+    def for_attempt(self, *, attempt: int, data: object, key: str | None = None, state: object = None) -> "Delivery":
         """Return a copy of the delivery with the attempt, data and ordering key that the handler needs."""
         delivery: Any = _Fields(
             queue=self.queue,

@@ -227,7 +227,7 @@ class BusinessKeyReader:
                 return []
             name = subscription.name
             data = decoded(message, subscription.codec, subscription.limits)
-            return business_keys(subscription, message.ready(attempt=message.attempt, data=data))
+            return business_keys(subscription, message.for_attempt(attempt=message.attempt, data=data))
         except (UndecodableBody, UndecodableHeaders):
             # The message itself is the cause, and its record shows that.
             return []

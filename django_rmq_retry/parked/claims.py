@@ -15,7 +15,7 @@ from django.db import transaction
 from django.db.models import F
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.amqp.contracts import Cause, Outcome, PublishResult
+from django_rmq_retry.amqp.contracts import Cause, PublishEnd, PublishResult
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.models import (
@@ -51,11 +51,11 @@ RESTORED = ("state", "unconfirmed", "requeued_at", "requeued_by")
 """The columns of a record that return to their values before the claim if nothing was sent."""
 UNCONFIRMED: Mapping[str, Any] = {**NOT_WAITING, "unconfirmed": True}
 """The columns of a record whose copy may have been delivered. Only an operator may send it again."""
-FAILURES: Mapping[Outcome, tuple[ItemReason, bool]] = {
-    Outcome.RETURNED: (ItemReason.UNROUTABLE, True),
-    Outcome.NACKED: (ItemReason.QUEUE_FULL, False),
-    Outcome.TOO_LARGE: (ItemReason.UNWRITABLE, True),
-    Outcome.UNSENT: (ItemReason.NOT_SENT, False),
+FAILURES: Mapping[PublishEnd, tuple[ItemReason, bool]] = {
+    PublishEnd.RETURNED: (ItemReason.UNROUTABLE, True),
+    PublishEnd.NACKED: (ItemReason.QUEUE_FULL, False),
+    PublishEnd.TOO_LARGE: (ItemReason.UNWRITABLE, True),
+    PublishEnd.UNSENT: (ItemReason.NOT_SENT, False),
 }
 """Why a message was not sent, by the result of its publish, and whether the run must not try it again."""
 
@@ -202,7 +202,7 @@ class ClaimResult:
     result: PublishResult
 
     @property
-    def kind(self) -> Outcome:
+    def kind(self) -> PublishEnd:
         return self.result.kind
 
 
@@ -210,9 +210,9 @@ class ClaimResult:
 def store_results(run_id: int, results: Sequence[ClaimResult]) -> None:
     rows = locked_messages([one.claim.record for one in results], whole=False)
     kept = [one for one in results if _is_unchanged(rows.get(one.claim.record), one.claim)]
-    move([rows[one.claim.record] for one in kept if one.kind is Outcome.CONFIRMED], State.REQUEUED, **NOT_WAITING)
-    move([rows[one.claim.record] for one in kept if one.kind is Outcome.UNKNOWN], State.PARKED, **UNCONFIRMED)
-    back = [one for one in kept if one.kind not in (Outcome.CONFIRMED, Outcome.UNKNOWN)]
+    move([rows[one.claim.record] for one in kept if one.kind is PublishEnd.CONFIRMED], State.REQUEUED, **NOT_WAITING)
+    move([rows[one.claim.record] for one in kept if one.kind is PublishEnd.UNKNOWN], State.PARKED, **UNCONFIRMED)
+    back = [one for one in kept if one.kind not in (PublishEnd.CONFIRMED, PublishEnd.UNKNOWN)]
     _put_back(back, rows)
     _store_items(run_id, results, {one.claim.item: rows[one.claim.record].revision + 1 for one in back})
 
@@ -246,14 +246,14 @@ def _store_items(run_id: int, results: Sequence[ClaimResult], revisions: dict[in
         return
     claimed = RequeueItem.objects.using(using).filter(run=run_id, state=ItemState.CLAIMED)
     left_at = min((one.claim.at for one in results), default=now)
-    by_outcome: dict[Outcome, list[int]] = {}
+    by_outcome: dict[PublishEnd, list[int]] = {}
     for one in results:
         by_outcome.setdefault(one.kind, []).append(one.claim.item)
-    confirmed = by_outcome.get(Outcome.CONFIRMED, [])
+    confirmed = by_outcome.get(PublishEnd.CONFIRMED, [])
     # Items whose outcome arrived before the confirm were counted as sent with it.
     sent = claimed.filter(pk__in=confirmed).update(state=ItemState.SENT, sent_at=left_at, skip_code="")
     RequeueItem.objects.using(using).filter(pk__in=confirmed, sent_at=None).update(sent_at=left_at)
-    unconfirmed = claimed.filter(pk__in=by_outcome.get(Outcome.UNKNOWN, [])).update(
+    unconfirmed = claimed.filter(pk__in=by_outcome.get(PublishEnd.UNKNOWN, [])).update(
         state=ItemState.UNCONFIRMED, skip_code=ItemReason.NOT_CONFIRMED, sent_at=left_at, ended_at=now
     )
     RequeueRun.objects.using(using).filter(pk=run_id).update(
@@ -275,6 +275,6 @@ def _store_items(run_id: int, results: Sequence[ClaimResult], revisions: dict[in
 
 def _failure_of(answer: ClaimResult) -> tuple[ItemReason | None, bool]:
     """Return why a message was not sent, and True if this run must not try it again."""
-    if answer.kind is Outcome.UNSENT and answer.result.cause is Cause.UNWRITABLE:
+    if answer.kind is PublishEnd.UNSENT and answer.result.cause is Cause.UNWRITABLE:
         return ItemReason.UNWRITABLE, True
     return FAILURES.get(answer.kind, (None, False))

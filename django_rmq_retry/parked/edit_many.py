@@ -1,4 +1,4 @@
-"""One change by path for many messages: shown for each of them, then stored for all that it fits, or for none."""
+"""One change by path for many messages: shown for each of them, then stored for all that it results_of, or for none."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -121,7 +121,7 @@ def too_many() -> str:
     return text % {"most": MOST_EDITED, "size": MOST_EDITED_BYTES // 1024**2}
 
 
-def fits(selection: Selection, change: PathChange, *, allowed: Allowed | None = None) -> list[EditResult]:
+def results_of(selection: Selection, change: PathChange, *, allowed: Allowed | None = None) -> list[EditResult]:
     """Return the result for each message of a selection, the oldest first; nothing is stored."""
     if change.wrong:
         raise Refused(change.wrong)
@@ -132,7 +132,7 @@ def fits(selection: Selection, change: PathChange, *, allowed: Allowed | None = 
         raise Refused(too_many())
     known = selection.revisions
     return _without_equal_names([
-        _fit(row, change, known.get(row.pk, row.revision), allowed)
+        _result_of(row, change, known.get(row.pk, row.revision), allowed)
         for row in selection.queryset().select_related("group").order_by("parked_at", "pk")
     ])  # fmt: skip
 
@@ -184,7 +184,7 @@ def _store(
 ) -> EditsStored:
     using, now = database(), database_clock.now(database())
     rows_now = locked_messages(list(revisions))
-    made = _without_equal_names([_fit(row, change, revisions[pk], allowed) for pk, row in rows_now.items()])
+    made = _without_equal_names([_result_of(row, change, revisions[pk], allowed) for pk, row in rows_now.items()])
     meant = [(one.message, one.proposal) for one in made if one.proposal is not None]
     if not meant:
         raise NothingChosen(_("The change fits none of the messages any more. Nothing was done."))
@@ -222,7 +222,7 @@ def _store(
     return EditsStored(at=now, edited=len(meant), left=tuple(one for one in made if one.why))
 
 
-def _fit(message: ParkedMessage, change: PathChange, revision: int, allowed: Allowed | None) -> EditResult:
+def _result_of(message: ParkedMessage, change: PathChange, revision: int, allowed: Allowed | None) -> EditResult:
     why = editable(message) or (allowed(message) if allowed else "")
     if not why and message.revision != revision:
         why = _("It has changed meanwhile.")

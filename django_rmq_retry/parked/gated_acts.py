@@ -103,7 +103,7 @@ class EditManyAct(Gated):
         return PathChange(**wish.terms["change"])
 
     def preview(self, wish: Wish, *, allowed: Allowed | None = None) -> Sequence[EditResult]:
-        return edit_many.fits(wish.selection, self.change(wish), allowed=allowed)
+        return edit_many.results_of(wish.selection, self.change(wish), allowed=allowed)
 
     def carry_out(self, approved: Approved) -> int:
         stored = edit_many.store_many(

@@ -6,7 +6,7 @@ from functools import partial
 
 from django.db import DatabaseError
 
-from django_rmq_retry.amqp.contracts import Cause, Outcome, unsent
+from django_rmq_retry.amqp.contracts import Cause, PublishEnd, unsent
 from django_rmq_retry.models import ItemReason, ParkedMessage, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked.claims import Claim, ClaimResult, claim, claim_lifetime, skip_items, store_results
 from django_rmq_retry.parked.copies import copies_of, publish
@@ -74,18 +74,18 @@ class ItemSender:
         outcomes = {one.kind for one in results if one.result.cause is not Cause.UNWRITABLE}
         for one in claims:
             self._targets.added(one.copy.routing_key, 1)
-        if Outcome.CONFIRMED in outcomes:
+        if PublishEnd.CONFIRMED in outcomes:
             self._unconfirmed_slices = 0
             if run.wait == RunWait.BROKER_AWAY:
                 self._lease.change(**restart_rate())
             self._lease.note_wait(run, None)
-        elif Outcome.UNKNOWN in outcomes:
+        elif PublishEnd.UNKNOWN in outcomes:
             self._unconfirmed_slices += 1
             if self._unconfirmed_slices > 1:
                 self._lease.change(state=RunState.PAUSED, wait=RunWait.NOT_CONFIRMED)
-        elif Outcome.UNSENT in outcomes:
+        elif PublishEnd.UNSENT in outcomes:
             self._lease.note_wait(run, RunWait.BROKER_AWAY)
-        elif Outcome.NACKED in outcomes:
+        elif PublishEnd.NACKED in outcomes:
             self._lease.note_wait(run, RunWait.QUEUE_FULL)
 
     def _idle(self, run: RequeueRun, choice: Choice, depths: "_Depths") -> float | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from django.db import Error, OperationalError
 
-from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.contracts import PublishEnd
 from django_rmq_retry.conf import settings
 from django_rmq_retry.publishing import broker_connections, faults, outbox_rows
 from django_rmq_retry.publishing.batch import RowBatch, lease
@@ -73,15 +73,15 @@ class Relay:
             with claimed(self._using, wanted, lease=lease()) as rows:
                 if not rows:
                     return None
-                answers = self._send_batch(rows, one_by_one=wanted.alone)
-                turn = self._record_results(rows, answers, alone=wanted.alone or len(rows) == 1)
+                results = self._send_batch(rows, one_by_one=wanted.alone)
+                turn = self._record_results(rows, results, alone=wanted.alone or len(rows) == 1)
         except OperationalError:
             # The transaction was rolled back, for example by a deadlock. Delete confirmed rows before another relay
             # sends them again.
             with suppress(Error):
                 self.forget()
             raise
-        self._confirmed -= {answer.row.id for answer in answers}
+        self._confirmed -= {one.row.id for one in results}
         return turn
 
     def forget(self) -> None:
@@ -96,13 +96,13 @@ class Relay:
         until = time.monotonic() + lease() - timeout
         batch = RowBatch(rows, timeout=timeout, until=until, late=self._late, one_by_one=one_by_one)
         batch.begin()
-        answers, self._in_flight = batch.wait(lease() - RELAY_GRACE_SECONDS, self._must_stop)
-        self._confirmed |= {answer.row.id for answer in answers if answer.result.confirmed}
-        return answers
+        results, self._in_flight = batch.wait(lease() - RELAY_GRACE_SECONDS, self._must_stop)
+        self._confirmed |= {one.row.id for one in results if one.result.confirmed}
+        return results
 
-    def _late(self, answer: RowResult) -> None:
-        if answer.result.confirmed:
-            self._confirmed.add(answer.row.id)
+    def _late(self, row_result: RowResult) -> None:
+        if row_result.result.confirmed:
+            self._confirmed.add(row_result.row.id)
 
     def _must_stop(self) -> bool:
         """True if the relay is stopping and RELAY_GRACE_SECONDS are over, or the broker is unreachable."""
@@ -111,24 +111,24 @@ class Relay:
         self._ended_at = self._ended_at or time.monotonic()
         return self._away or time.monotonic() - self._ended_at > RELAY_GRACE_SECONDS
 
-    def _record_results(self, rows: Sequence[OutboxRow], answers: Sequence[RowResult], *, alone: bool) -> Turn:
-        sent = [answer.row.id for answer in answers if answer.result.confirmed]
+    def _record_results(self, rows: Sequence[OutboxRow], results: Sequence[RowResult], *, alone: bool) -> Turn:
+        sent = [one.row.id for one in results if one.result.confirmed]
         if sent:
             outbox_rows.delete(sent, using=self._using)
         away, failed, settled, suspects = "", 0, set(sent), list[int]()
-        for answer in answers:
-            if answer.result.confirmed:
+        for one in results:
+            if one.result.confirmed:
                 continue
-            whose, why = self._fault(answer, alone=alone), answer.result.shown
+            whose, why = self._fault(one, alone=alone), one.result.shown
             if whose in (RowFault.BROKER, RowFault.SHARED):
                 away = away or (why if whose is RowFault.BROKER else "")
-                if faults.suspect(answer.result):
-                    suspects.append(answer.row.id)
+                if faults.suspect(one.result):
+                    suspects.append(one.row.id)
             else:
-                seconds = faults.failed(answer.row, using=self._using, why=why, whose=whose)
-                settled.add(answer.row.id)
+                seconds = faults.failed(one.row, using=self._using, why=why, whose=whose)
+                settled.add(one.row.id)
                 if whose is RowFault.PERMISSION:
-                    self._denied.note(answer.row.message.exchange, answer.row.id, seconds=seconds)
+                    self._denied.note(one.row.message.exchange, one.row.id, seconds=seconds)
             failed += whose is not RowFault.BROKER
         if suspects:
             outbox_rows.send_alone(suspects, using=self._using)
@@ -139,21 +139,21 @@ class Relay:
         self._note(sent=bool(sent), away=away)
         return Turn(sent=len(sent), failed=failed, away="" if sent or failed else away or "no publish was confirmed")
 
-    def _fault(self, answer: RowResult, *, alone: bool) -> RowFault:
+    def _fault(self, row_result: RowResult, *, alone: bool) -> RowFault:
         """Return the fault of a result.
 
         A row over which the connection was lost before, and is lost again now that it is sent alone, is the cause. A
         row that repeatedly has no result for another reason counts as FULL, and is postponed, so that it does not
         block all others; once postponed, such a row is postponed again at its first loss.
         """
-        whose = faults.fault(answer.result, alone=alone)
-        if alone and answer.row.alone and whose is RowFault.BROKER and faults.suspect(answer.result):
+        whose = faults.fault(row_result.result, alone=alone)
+        if alone and row_result.row.alone and whose is RowFault.BROKER and faults.suspect(row_result.result):
             return RowFault.ROW
-        if alone and whose is RowFault.BROKER and answer.result.kind is Outcome.UNKNOWN:
-            self._losses[answer.row.id] += 1
-            most = 1 if answer.row.alone and answer.row.attempts else MOST_LOSSES
-            if self._losses[answer.row.id] >= most:
-                del self._losses[answer.row.id]
+        if alone and whose is RowFault.BROKER and row_result.result.kind is PublishEnd.UNKNOWN:
+            self._losses[row_result.row.id] += 1
+            most = 1 if row_result.row.alone and row_result.row.attempts else MOST_LOSSES
+            if self._losses[row_result.row.id] >= most:
+                del self._losses[row_result.row.id]
                 return RowFault.FULL
         return whose
 

@@ -70,7 +70,7 @@ class RelayThread(Recurring):
     def wait(self, seconds: float) -> None:
         self._wake_ups.wait(seconds)
 
-    def empty(self, report: Report) -> None:
+    def report_emptiness(self, report: Report) -> None:
         """Call the given function after the next round, with True if no message was sent since the last report.
 
         It is called with True at once if the thread has ended, or after PROGRESS_SECONDS without progress, because a

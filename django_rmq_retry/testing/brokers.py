@@ -60,7 +60,7 @@ class LiveSource(PikaSource):
         if not self._consumes:
             return True
         answer: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self.empty(answer.put)
+        self.report_emptiness(answer.put)
         return answer.get(timeout=SOON_SECONDS)
 
     def lose(self, reason: str) -> None:
@@ -89,7 +89,7 @@ class Waking:
         self._receiver.failed(error)
         self._woken.set()
 
-    def drained(self) -> None:
+    def closed(self) -> None:
         self._ended.set()
 
 

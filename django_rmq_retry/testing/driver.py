@@ -240,7 +240,7 @@ class Driver:
     def failed(self, error: BaseException) -> None:
         self._escaped = error
 
-    def drained(self) -> None: ...
+    def closed(self) -> None: ...
 
     def _restart(self) -> None:
         """Restart as a new process: unacked messages return, and all state in memory is lost."""

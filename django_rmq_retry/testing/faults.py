@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 
-from django_rmq_retry.amqp.contracts import Caller, Cause, Done, Outcome, Publisher, PublishResult, Scope
+from django_rmq_retry.amqp.contracts import Caller, Cause, Done, PublishEnd, Publisher, PublishResult, Scope
 from django_rmq_retry.errors import CallUnanswered
 from django_rmq_retry.messages.message import Delivery, Message
 
@@ -34,9 +34,9 @@ Trouble = Fault | BaseException | type[BaseException]
 
 _INJECTED = "the test asked for it"
 _PUBLISH_RESULTS = {
-    Fault.BROKER: PublishResult(kind=Outcome.UNSENT, scope=Scope.BROKER, cause=Cause.OTHER, text=_INJECTED),
-    Fault.CONFIRM: PublishResult(kind=Outcome.UNKNOWN, scope=Scope.CHANNEL, cause=Cause.OTHER, text=_INJECTED),
-    Fault.NACK: PublishResult(kind=Outcome.NACKED, scope=Scope.MESSAGE, cause=Cause.QUEUE_FULL, text=_INJECTED),
+    Fault.BROKER: PublishResult(kind=PublishEnd.UNSENT, scope=Scope.BROKER, cause=Cause.OTHER, text=_INJECTED),
+    Fault.CONFIRM: PublishResult(kind=PublishEnd.UNKNOWN, scope=Scope.CHANNEL, cause=Cause.OTHER, text=_INJECTED),
+    Fault.NACK: PublishResult(kind=PublishEnd.NACKED, scope=Scope.MESSAGE, cause=Cause.QUEUE_FULL, text=_INJECTED),
 }
 
 _HANDLER_FAULTS = (Fault.CRASH, Fault.DUPLICATE, Fault.BROKER)
@@ -81,7 +81,7 @@ class FaultyPublisher:
 
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
         injected = self._next_result()
-        if injected is None or injected.kind is Outcome.UNKNOWN:
+        if injected is None or injected.kind is PublishEnd.UNKNOWN:
             self._publisher.publish(message, timeout=timeout)
             self._sent(message)
         if injected is not None:
@@ -99,7 +99,7 @@ class FaultyPublisher:
 
     def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
         injected = self._next_result()
-        if injected is not None and injected.kind is not Outcome.UNKNOWN:
+        if injected is not None and injected.kind is not PublishEnd.UNKNOWN:
             done(injected)
             return
 
@@ -123,7 +123,7 @@ class FaultyCaller:
     def call(self, message: Message, *, timeout: float) -> Delivery:
         injected = self._next_result()
         if injected is not None:
-            sent = injected.kind is not Outcome.UNSENT
+            sent = injected.kind is not PublishEnd.UNSENT
             raise CallUnanswered(message.routing_key, timeout=0, sent=sent, reason=_INJECTED)
         return self._caller.call(message, timeout=timeout)
 

@@ -31,7 +31,7 @@ class Seen:
         self.servers: list[Server] = []
         self.losses: list[tuple[str, float]] = []
         self.failures: list[BaseException] = []
-        self.has_drained = threading.Event()
+        self.has_closed = threading.Event()
 
     def arrived(self, delivery: Delivery) -> None:
         self.arrivals.put(delivery)
@@ -45,8 +45,8 @@ class Seen:
     def failed(self, error: BaseException) -> None:
         self.failures.append(error)
 
-    def drained(self) -> None:
-        self.has_drained.set()
+    def closed(self) -> None:
+        self.has_closed.set()
 
     def next(self, timeout: float = PATIENCE) -> Delivery:
         """The next arrival; queue.Empty where none comes."""
@@ -143,7 +143,7 @@ def consuming(
             assert io.alive
         finally:
             source.stop()
-            seen.has_drained.wait(longer(5))
+            seen.has_closed.wait(longer(5))
             if publisher is None:
                 copies.close()
 

@@ -13,7 +13,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery
-from django_rmq_retry.amqp import CONFIRMED, Cause, Line, Outcome, PublishResult
+from django_rmq_retry.amqp import CONFIRMED, Cause, Line, PublishEnd, PublishResult
 from django_rmq_retry.amqp.answers import INTERNAL_ERROR, MOST_WAITING_ANSWERS, Answers
 from django_rmq_retry.amqp.contracts import unanswered
 from django_rmq_retry.amqp.reply_addresses import MOST_REMEMBERED, ReplyAddresses, family_of
@@ -159,7 +159,7 @@ def test_a_publish_to_an_invented_reply_address_costs_no_other_publish(
     amqp.queue_declare("payments", durable=True)
     invented = forged(elsewhere(1))
     bad = to("payments", headers=Headers.of({header: ["other", invented]})) if header else to(invented, mandatory=False)
-    ends: Counter[Outcome] = Counter()
+    ends: Counter[PublishEnd] = Counter()
     with publishing(broker_url) as publisher:
         publisher.publish(to("payments"))
         for number in range(200):
@@ -170,7 +170,7 @@ def test_a_publish_to_an_invented_reply_address_costs_no_other_publish(
             publisher.publish_many([bad])
         wait_until(lambda: ends.total() == 200, 5)
 
-    assert ends == {Outcome.CONFIRMED: 200}
+    assert ends == {PublishEnd.CONFIRMED: 200}
     assert len(bodies(amqp, "payments")) == 201
 
 
@@ -217,7 +217,7 @@ def test_an_answer_given_before_a_stop_arrives(broker_url: str, amqp: BlockingCh
         with consuming(broker_url, WORK) as (source, seen):
             work(source, seen, 1)
             source.stop()
-            assert seen.has_drained.wait(longer(5))
+            assert seen.has_closed.wait(longer(5))
 
         assert caller.wait(1, 5) == [b"re: last"]
 

@@ -34,7 +34,7 @@ def test_the_broker_forgets_a_message_as_soon_as_it_is_sent(broker_url: str, amq
         again = seen.next()
         source.settle(again, DONE)
         source.stop()
-        assert seen.has_drained.wait(longer(5))
+        assert seen.has_closed.wait(longer(5))
 
     assert again.token == arrivals[1].token
     assert ready(amqp, "q") == 0
@@ -62,7 +62,7 @@ def test_a_process_buffers_messages_only_up_to_its_limits(
             source.settle(taken[-1], DONE)
         wait_until(lambda: not line.quiet, what="more is taken")
         source.stop()
-        assert seen.has_drained.wait(longer(5))
+        assert seen.has_closed.wait(longer(5))
 
     # No order is promised: RabbitMQ may give a queue back what it was sending as it was cancelled.
     assert sorted(int(one.body) for one in taken) == list(range(300))
@@ -81,7 +81,7 @@ def test_a_stop_logs_how_many_unstarted_messages_are_lost(
         source.quiesce()
         source.give_back(arrivals[2:])
         source.stop()
-        assert seen.has_drained.wait(longer(5))
+        assert seen.has_closed.wait(longer(5))
 
     assert caplog.messages == [
         "Queue 'q': 4 messages that had arrived and were not begun are lost (ack='auto')",

@@ -7,7 +7,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.connection import Parameters
 
-from django_rmq_retry.amqp import Line, Outcome, PublishResult
+from django_rmq_retry.amqp import Line, PublishEnd, PublishResult
 from django_rmq_retry.errors import MessageUnsent, QueueUnusable
 from tests.amqp.line_between import between
 from tests.amqp.live import consuming, publishing, to
@@ -50,7 +50,7 @@ def test_more_exchanges_than_channels_are_published_to_in_order(
                 for name in names[: most // 2]:
                     publisher.send(to("k", b"%d" % number, exchange=name), ends[name].append)
             wait_until(lambda: sum(map(len, ends.values())) == 3 * (most // 2), 5)
-            assert {end.kind for each in ends.values() for end in each} == {Outcome.CONFIRMED}
+            assert {end.kind for each in ends.values() for end in each} == {PublishEnd.CONFIRMED}
 
     for at, name in enumerate(names):
         got = iter(lambda name=name: amqp.basic_get(name, auto_ack=True), (None, None, None))  # type: ignore[misc]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pika import spec
 
-from django_rmq_retry.amqp import Outcome
+from django_rmq_retry.amqp import PublishEnd
 from django_rmq_retry.amqp.confirm_channel import ConfirmChannel, PendingPublish
 from django_rmq_retry.amqp.protocol import BasicProtocol
 from tests.amqp.live import to
@@ -23,7 +23,7 @@ def at() -> Iterator[Wire]:
         yield one
 
 
-def publish(at: Wire, ends: list[Outcome]) -> ConfirmChannel:
+def publish(at: Wire, ends: list[PublishEnd]) -> ConfirmChannel:
     """A confirm channel with number 2 and one publish on its way."""
     channel = ConfirmChannel(at.connection, closed=lambda _: None)
     at.feed(method(spec.Channel.OpenOk(), channel=2) + method(spec.Confirm.SelectOk(), channel=2))
@@ -74,18 +74,18 @@ def test_an_error_in_a_confirm_callback_loses_no_other_ack(at: Wire) -> None:
 
 @pytest.mark.parametrize("kind", [BasicProtocol, OneByOne])
 def test_both_parsers_end_a_publish_the_same(kind: type[BasicProtocol]) -> None:
-    ends: list[Outcome] = []
+    ends: list[PublishEnd] = []
     with wire(kind) as at:
         publish(at, ends)
         at.feed(method(spec.Basic.Ack(1), channel=2))
 
-    assert ends == [Outcome.CONFIRMED]
+    assert ends == [PublishEnd.CONFIRMED]
 
 
 def test_a_closed_channel_gets_no_more_confirms(at: Wire) -> None:
-    ends: list[Outcome] = []
+    ends: list[PublishEnd] = []
     publish(at, ends)
     at.feed(method(spec.Channel.Close(404, "NOT_FOUND - no exchange 'x' in vhost '/'", 60, 40), channel=2))
 
     assert at.connection.confirms == {}
-    assert ends == [Outcome.UNKNOWN]
+    assert ends == [PublishEnd.UNKNOWN]

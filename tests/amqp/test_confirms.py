@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from pika import frame, spec
 
 from django_rmq_retry import Message
-from django_rmq_retry.amqp import Outcome, PublishResult
+from django_rmq_retry.amqp import PublishEnd, PublishResult
 from django_rmq_retry.amqp.confirm_channel import NEVER, ConfirmChannel, PendingPublish
 from django_rmq_retry.amqp.frames import RawProperties
 from django_rmq_retry.messages import Headers, encode_properties
 from tests.amqp.live import to
 from tests.amqp.offline import Wire, method, wire
 
-Ends = list[tuple[str, Outcome, str]]
+Ends = list[tuple[str, PublishEnd, str]]
 
 
 class Confirms:
@@ -54,7 +54,7 @@ class Confirms:
         self.at.feed(b"".join(one.marshal() for one in frames))
 
     @property
-    def outcomes(self) -> dict[str, Outcome]:
+    def outcomes(self) -> dict[str, PublishEnd]:
         found = {name: outcome for name, outcome, _ in self.ends}
         assert len(found) == len(self.ends), "a publish ended twice"
         return found
@@ -72,13 +72,13 @@ def test_any_mixture_of_single_and_multiple_answers_ends_every_publish_at_most_o
     answers: list[tuple[int, bool, bool]],
 ) -> None:
     with wire() as at:
-        confirms, expected = Confirms(at), dict[str, Outcome]()
+        confirms, expected = Confirms(at), dict[str, PublishEnd]()
         for number in range(1, 13):
             confirms.send(str(number))
         for tag, multiple, ack in answers:
             confirms.feed(spec.Basic.Ack(tag, multiple) if ack else spec.Basic.Nack(tag, multiple))
             for number in range(1, tag + 1) if multiple else [tag]:
-                expected.setdefault(str(number), Outcome.CONFIRMED if ack else Outcome.NACKED)
+                expected.setdefault(str(number), PublishEnd.CONFIRMED if ack else PublishEnd.NACKED)
 
         assert confirms.outcomes == expected
 
@@ -89,7 +89,7 @@ def test_a_returned_message_ends_as_returned_although_the_broker_acks_it(confirm
     confirms.give_back(to("q", message_id="back"))
     confirms.feed(spec.Basic.Ack(2, True))
 
-    assert confirms.ends == [("kept", Outcome.CONFIRMED, ""), ("back", Outcome.RETURNED, "312 NO_ROUTE")]
+    assert confirms.ends == [("kept", PublishEnd.CONFIRMED, ""), ("back", PublishEnd.RETURNED, "312 NO_ROUTE")]
 
 
 def test_a_return_is_matched_by_body_when_properties_are_equal(
@@ -101,7 +101,7 @@ def test_a_return_is_matched_by_body_when_properties_are_equal(
     confirms.give_back(second)
     confirms.feed(spec.Basic.Ack(2), spec.Basic.Ack(1))
 
-    assert confirms.outcomes == {"returned": Outcome.RETURNED, "stored": Outcome.CONFIRMED}
+    assert confirms.outcomes == {"returned": PublishEnd.RETURNED, "stored": PublishEnd.CONFIRMED}
 
 
 def test_a_return_is_never_attributed_to_an_optional_message(confirms: Confirms) -> None:
@@ -110,7 +110,7 @@ def test_a_return_is_never_attributed_to_an_optional_message(confirms: Confirms)
     confirms.give_back(to("q"))
     confirms.feed(spec.Basic.Ack(2, True))
 
-    assert confirms.outcomes == {"optional": Outcome.CONFIRMED, "mandatory": Outcome.RETURNED}
+    assert confirms.outcomes == {"optional": PublishEnd.CONFIRMED, "mandatory": PublishEnd.RETURNED}
 
 
 def test_a_return_is_matched_even_after_the_broker_changed_its_headers(confirms: Confirms) -> None:
@@ -120,7 +120,7 @@ def test_a_return_is_matched_even_after_the_broker_changed_its_headers(confirms:
     confirms.give_back(to("q", message_id="a", headers=Headers.of({"app": 1})))
     confirms.feed(spec.Basic.Ack(2, True))
 
-    assert confirms.outcomes == {"first": Outcome.CONFIRMED, "changed": Outcome.RETURNED}
+    assert confirms.outcomes == {"first": PublishEnd.CONFIRMED, "changed": PublishEnd.RETURNED}
 
 
 def test_a_publish_past_its_deadline_is_unknown_and_ignores_a_late_confirm(confirms: Confirms) -> None:
@@ -129,14 +129,14 @@ def test_a_publish_past_its_deadline_is_unknown_and_ignores_a_late_confirm(confi
     confirms.channel.forget(10.0)
     confirms.feed(spec.Basic.Ack(2, True))
 
-    assert confirms.ends == [("late", Outcome.UNKNOWN, "no confirm in time"), ("patient", Outcome.CONFIRMED, "")]
+    assert confirms.ends == [("late", PublishEnd.UNKNOWN, "no confirm in time"), ("patient", PublishEnd.CONFIRMED, "")]
 
 
 def test_a_publish_to_a_missing_exchange_ends_as_returned(confirms: Confirms) -> None:
     confirms.send("a", to("k", exchange="gone"))
     confirms.feed(spec.Channel.Close(404, "NOT_FOUND - no exchange 'gone' in vhost '/'", 60, 40))
 
-    assert confirms.ends == [("a", Outcome.RETURNED, "exchange 'gone' does not exist")]
+    assert confirms.ends == [("a", PublishEnd.RETURNED, "exchange 'gone' does not exist")]
     assert confirms.closed == [confirms.channel]
 
 
@@ -146,7 +146,7 @@ def test_publishes_in_flight_to_a_deleted_exchange_end_as_unknown(confirms: Conf
         confirms.send(name, to("k", exchange="gone"))
     confirms.feed(spec.Channel.Close(404, "NOT_FOUND - no exchange 'gone' in vhost '/'", 60, 40))
 
-    assert confirms.outcomes == {"a": Outcome.UNKNOWN, "b": Outcome.UNKNOWN}
+    assert confirms.outcomes == {"a": PublishEnd.UNKNOWN, "b": PublishEnd.UNKNOWN}
     assert confirms.ends[0][2] == "exchange 'gone' does not exist"
 
 
@@ -157,7 +157,7 @@ def test_a_body_above_the_limit_is_too_large_and_others_in_flight_unknown(confir
         spec.Channel.Close(406, "PRECONDITION_FAILED - message size 50 is larger than configured max size 20", 60, 40)
     )
 
-    assert confirms.outcomes == {"small": Outcome.UNKNOWN, "big": Outcome.TOO_LARGE}
+    assert confirms.outcomes == {"small": PublishEnd.UNKNOWN, "big": PublishEnd.TOO_LARGE}
     assert confirms.ends[1][2] == "50 bytes are above the broker's 20"
 
 
@@ -178,7 +178,7 @@ def test_an_unwritable_message_ends_as_unsent_and_disturbs_no_other(confirms: Co
     confirms.send("after")
     confirms.feed(spec.Basic.Ack(2, True))
 
-    assert confirms.outcomes == {"bad": Outcome.UNSENT, "good": Outcome.CONFIRMED, "after": Outcome.CONFIRMED}
+    assert confirms.outcomes == {"bad": PublishEnd.UNSENT, "good": PublishEnd.CONFIRMED, "after": PublishEnd.CONFIRMED}
 
 
 def confirm_all(confirms: Confirms) -> None:
@@ -186,7 +186,7 @@ def confirm_all(confirms: Confirms) -> None:
 
 
 def lose_all(confirms: Confirms) -> None:
-    confirms.channel.lost(PublishResult(kind=Outcome.UNKNOWN))
+    confirms.channel.lost(PublishResult(kind=PublishEnd.UNKNOWN))
 
 
 def close_channel(confirms: Confirms) -> None:
@@ -224,7 +224,7 @@ def test_a_publish_that_waits_for_its_channel_ends_at_its_deadline() -> None:
         )
         channel.forget(5.0)
 
-        assert ends == [("a", Outcome.UNSENT, "the channel did not open in time")]
+        assert ends == [("a", PublishEnd.UNSENT, "the channel did not open in time")]
         assert channel.forget(5.0) == NEVER
 
 
@@ -245,7 +245,7 @@ def test_a_larger_body_is_tested_on_another_channel_and_keeps_its_place(confirms
     confirms.feed(spec.Basic.Ack(4, True))
 
     assert [name for name, _, _ in confirms.ends] == ["before", "large", "after", "as large"]
-    assert set(confirms.outcomes.values()) == {Outcome.CONFIRMED}
+    assert set(confirms.outcomes.values()) == {PublishEnd.CONFIRMED}
 
 
 def test_a_body_too_large_ends_before_it_is_sent_and_disturbs_no_other_publish(confirms: Confirms) -> None:
@@ -258,10 +258,10 @@ def test_a_body_too_large_ends_before_it_is_sent_and_disturbs_no_other_publish(c
     confirms.feed(spec.Basic.Ack(2, True))
 
     assert confirms.outcomes == {
-        "large": Outcome.TOO_LARGE,
-        "again": Outcome.TOO_LARGE,
-        "before": Outcome.CONFIRMED,
-        "after": Outcome.CONFIRMED,
+        "large": PublishEnd.TOO_LARGE,
+        "again": PublishEnd.TOO_LARGE,
+        "before": PublishEnd.CONFIRMED,
+        "after": PublishEnd.CONFIRMED,
     }
     assert confirms.ends[0][2] == "5000 bytes are above the broker's 4500"
     assert confirms.closed == []
@@ -273,4 +273,4 @@ def test_a_body_is_sent_when_its_size_test_is_inconclusive(confirms: Confirms) -
     confirms.at.feed(method(spec.Channel.Close(403, "ACCESS_REFUSED - no write access", 60, 40), channel=3))
     confirms.feed(spec.Basic.Ack(1))
 
-    assert confirms.outcomes == {"large": Outcome.CONFIRMED}
+    assert confirms.outcomes == {"large": PublishEnd.CONFIRMED}

@@ -38,7 +38,7 @@ def test_an_acknowledged_message_leaves_its_queue(broker_url: str, amqp: Blockin
             bodies.append(int(arrival.body))
             source.settle(arrival, DONE)
         source.stop()
-        assert seen.has_drained.wait(longer(5))
+        assert seen.has_closed.wait(longer(5))
 
     assert bodies == list(range(50))
     assert depth(amqp) == 0
@@ -67,7 +67,7 @@ def test_a_stop_gives_back_all_unacked_messages(broker_url: str, amqp: BlockingC
         source.quiesce()
         source.give_back([arrivals[3]])
         source.stop()
-        assert seen.has_drained.wait(longer(5))
+        assert seen.has_closed.wait(longer(5))
 
     assert wait_until(lambda: depth(amqp) == 3)
 
@@ -99,7 +99,7 @@ def test_a_stop_right_after_subscribing_closes_the_connection(
     for _ in range(5):
         after_subscribing.append(stop)
         with consuming(broker_url, LINE) as (source, seen):
-            assert seen.has_drained.wait(longer(5))
+            assert seen.has_closed.wait(longer(5))
 
 
 def test_a_pause_right_after_subscribing_can_be_resumed(
@@ -121,7 +121,7 @@ def test_a_pause_right_after_subscribing_can_be_resumed(
             fill(amqp, b"1")
             source.settle(seen.next(), DONE)
             source.stop()
-            assert seen.has_drained.wait(longer(5))
+            assert seen.has_closed.wait(longer(5))
 
 
 def test_a_quiesced_consumer_takes_no_new_message(broker_url: str, amqp: BlockingChannel) -> None:
@@ -159,7 +159,7 @@ def test_unacked_messages_are_redelivered_after_a_lost_connection(
             source.settle(before, settlement)
         source.settle(again, DONE)
         source.stop()
-        assert seen.has_drained.wait(longer(5))
+        assert seen.has_closed.wait(longer(5))
 
     assert again.body == before.body
     assert depth(amqp) == 1
@@ -176,7 +176,7 @@ def test_a_copy_confirmed_after_a_lost_connection_acknowledges_nothing(broker_ur
         again = seen.next()
         seen.io.call(lambda: done(CONFIRMED))
         source.stop()
-        assert seen.has_drained.wait(longer(15))
+        assert seen.has_closed.wait(longer(15))
 
     assert again.redelivered
     assert wait_until(lambda: depth(amqp) == 1)
@@ -297,7 +297,7 @@ def test_heartbeats_survive_a_handler_that_takes_longer_than_several_of_them(
         wait_until(lambda: time.monotonic() > deadline)
         source.settle(arrival, DONE)
         source.stop()
-        assert seen.has_drained.wait(longer(5))
+        assert seen.has_closed.wait(longer(5))
 
     assert seen.losses == []
     assert depth(amqp) == 0
@@ -313,7 +313,7 @@ def test_order_is_kept_from_one_consumer_to_the_next(broker_url: str, amqp: Bloc
         with consuming(broker_url, ORDERED) as (second, two):
             one.next()
             first.stop()
-            assert one.has_drained.wait(longer(5))
+            assert one.has_closed.wait(longer(5))
             order += [_done(second, two) for _ in range(2)]
             assert quiet(one, 0.05)
             order += [_done(second, two) for _ in range(3)]
@@ -367,7 +367,7 @@ def test_a_source_is_empty_only_when_nothing_is_ready_and_nothing_unacked(
 
 def _empty(source: room.PikaSource) -> bool:
     told: list[bool] = []
-    source.empty(told.append)
+    source.report_emptiness(told.append)
     return wait_until(lambda: told)[0]
 
 

@@ -33,7 +33,7 @@ def source(url: str, *lines: Line) -> Iterator[tuple[patience.PikaSource, Seen]]
             yield made, seen
         finally:
             made.stop()
-            assert seen.has_drained.wait(longer(10))
+            assert seen.has_closed.wait(longer(10))
             publisher.close()
 
 
@@ -51,7 +51,7 @@ def reader(vhost: Vhost, pattern: str) -> Iterator[str]:
 
 def empty(made: patience.PikaSource) -> bool:
     answers: list[bool] = []
-    made.empty(answers.append)
+    made.report_emptiness(answers.append)
     return wait_until(lambda: answers, what="an answer")[0]
 
 

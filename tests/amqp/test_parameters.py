@@ -194,7 +194,7 @@ def test_messages_of_all_sizes_pass_through_tls_in_both_directions(tls_port: int
         for arrival in arrivals:
             source.settle(arrival, DONE)
         source.stop()
-        assert seen.has_drained.wait(longer(5))
+        assert seen.has_closed.wait(longer(5))
 
     assert [arrival.body for arrival in arrivals] == bodies
     with Session(Access.parse(url, tls=tls)) as session:

@@ -48,7 +48,7 @@ def test_a_paused_queue_is_not_consumed_and_unacked_messages_can_be_settled(
             bodies.add(arrival.body)
             source.settle(arrival, DONE)
         source.stop()
-        assert seen.has_drained.wait(longer(5))
+        assert seen.has_closed.wait(longer(5))
 
     assert (first.body, beside.body, paused) == (b"1", b"beside", True)
     assert bodies == {b"2", b"3", b"4", b"5"}
@@ -66,7 +66,7 @@ def test_a_queue_paused_before_the_start_is_never_subscribed(broker_url: str, am
         assert quiet(seen)
         taken = consumers(amqp)
         source.stop()
-        assert seen.has_drained.wait(longer(5))
+        assert seen.has_closed.wait(longer(5))
 
     assert (taken, depth(amqp)) == (0, 1)
 
@@ -89,7 +89,7 @@ def test_a_resume_with_prefetch_one_takes_a_single_probe_message(broker_url: str
         rest = [seen.next() for _ in range(3)]
         source.give_back(rest)
         source.stop()
-        assert seen.has_drained.wait(longer(5))
+        assert seen.has_closed.wait(longer(5))
 
     assert alone
     assert len({one.body for one in rest} - {trial.body}) == 3
@@ -112,7 +112,7 @@ def test_an_ordered_line_resumes_in_order(broker_url: str, amqp: BlockingChannel
             bodies.append(arrival.body)
             source.settle(arrival, DONE)
         source.stop()
-        assert seen.has_drained.wait(longer(5))
+        assert seen.has_closed.wait(longer(5))
 
     assert bodies == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
@@ -128,7 +128,7 @@ def test_a_pause_returns_a_waiting_unacked_message_to_its_place(broker_url: str,
         source.resume("q")
         again = seen.next()
         source.stop()
-        assert seen.has_drained.wait(longer(5))
+        assert seen.has_closed.wait(longer(5))
 
     assert (again.body, again.redelivered) == (b"1", True)
 
@@ -149,7 +149,7 @@ def test_a_pause_outlives_the_connection(broker_url: str, amqp: BlockingChannel)
         source.resume("q")
         assert seen.next().body == b"1"
         source.stop()
-        assert seen.has_drained.wait(longer(5))
+        assert seen.has_closed.wait(longer(5))
 
 
 def test_repeated_probes_add_no_delivery_count(broker_url: str, amqp: BlockingChannel) -> None:
@@ -171,6 +171,6 @@ def test_repeated_probes_add_no_delivery_count(broker_url: str, amqp: BlockingCh
         source.resume("q")
         last = [seen.next() for _ in range(2)]
         source.stop()
-        assert seen.has_drained.wait(longer(5))
+        assert seen.has_closed.wait(longer(5))
 
     assert max(int(one.headers.get("x-delivery-count", 0)) for one in last) <= 1  # type: ignore[call-overload]

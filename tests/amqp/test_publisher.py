@@ -9,7 +9,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Message
-from django_rmq_retry.amqp import Outcome
+from django_rmq_retry.amqp import PublishEnd
 from django_rmq_retry.errors import MessageNacked, MessageReturned, MessageUnsent, PublishUnknown
 from django_rmq_retry.messages import Headers
 from tests.amqp.line_between import between
@@ -83,7 +83,7 @@ def test_an_optional_message_may_be_dropped(broker_url: str) -> None:
 
 def test_a_missing_exchange_fails_only_publishes_to_it(broker_url: str, amqp: BlockingChannel) -> None:
     classic(amqp, "q")
-    ends: list[tuple[str, Outcome]] = []
+    ends: list[tuple[str, PublishEnd]] = []
     with publishing(broker_url) as publisher:
         publisher.publish(to("q"))
         for number in range(20):
@@ -94,9 +94,9 @@ def test_a_missing_exchange_fails_only_publishes_to_it(broker_url: str, amqp: Bl
             publisher.publish(to("q", exchange="missing"))
         publisher.publish(to("q"))
 
-    assert {end for exchange, end in ends if not exchange} == {Outcome.CONFIRMED}
+    assert {end for exchange, end in ends if not exchange} == {PublishEnd.CONFIRMED}
     # Of several in flight on one channel the broker may have routed some before the exchange was deleted.
-    assert {end for exchange, end in ends if exchange} <= {Outcome.UNKNOWN, Outcome.RETURNED}
+    assert {end for exchange, end in ends if exchange} <= {PublishEnd.UNKNOWN, PublishEnd.RETURNED}
     assert depth(amqp, "q") == 12
 
 
@@ -245,18 +245,18 @@ def test_a_publisher_that_was_closed_opens_again_when_it_is_used(broker_url: str
 
 
 def test_a_message_that_cannot_be_encoded_ends_as_unsent() -> None:
-    ends: list[tuple[Outcome, str]] = []
+    ends: list[tuple[PublishEnd, str]] = []
     with publishing("amqp://127.0.0.1:1") as publisher:
         publisher.send(to("q", content_type="x" * 256), lambda end: ends.append((end.kind, end.text)))
 
     [(kind, text)] = ends
-    assert kind is Outcome.UNSENT
+    assert kind is PublishEnd.UNSENT
     assert "Property content_type cannot be" in text
 
 
 def test_closing_a_publisher_ends_every_publish_in_flight(broker_url: str, amqp: BlockingChannel) -> None:
     classic(amqp, "q")
-    ends: list[Outcome] = []
+    ends: list[PublishEnd] = []
     with publishing(broker_url, publish_timeout=1) as publisher:
         publisher.publish(to("q"))
         for number in range(40):

@@ -240,13 +240,13 @@ def test_a_source_with_messages_in_quarantine_is_not_empty(broker_url: str, fill
         answers: list[bool] = []
 
         def empty() -> bool:
-            source.empty(answers.append)
+            source.report_emptiness(answers.append)
             return bool(answers and answers[-1])
 
         source.settle(seen.next(), DONE)
         last = seen.next()
         for _ in range(3):
-            source.empty(answers.append)
+            source.report_emptiness(answers.append)
         assert wait_until(lambda: len(answers) == 3)
         assert answers == [False, False, False]
         source.settle(last, DONE)

@@ -9,7 +9,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, Message
-from django_rmq_retry.amqp import CONFIRMED, Line, Outcome
+from django_rmq_retry.amqp import CONFIRMED, Line, PublishEnd
 from django_rmq_retry.amqp.settler import (
     FIRST_PAUSE_SECONDS,
     LARGE_COPY_PAUSE_SECONDS,
@@ -74,7 +74,7 @@ class Settling:
     def settle(self, settlement: Settlement, body: bytes = b"1", *, raw: bytes = b"\0\0") -> None:
         self.settler.settle(Delivery(queue="q", body=body, raw=raw, token=(self.line, 1)), settlement)
 
-    def end(self, outcome: Outcome) -> Message:
+    def end(self, outcome: PublishEnd) -> Message:
         """Let the copy that was sent first end like this."""
         message, done = self.copies.sent.get(timeout=1)
         done(OF_KIND[outcome])
@@ -91,14 +91,14 @@ def test_a_message_is_acknowledged_only_when_its_copy_is_confirmed() -> None:
     one = Settling()
     one.settle(COPY)
     assert (one.line.acked, one.settler.copying) == ([], True)
-    assert one.end(Outcome.CONFIRMED).body == b"copy"
+    assert one.end(PublishEnd.CONFIRMED).body == b"copy"
 
     assert (one.line.acked, one.settler.copying) == ([b"1"], False)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.RETURNED, Outcome.NACKED, Outcome.UNKNOWN, Outcome.UNSENT])
+@pytest.mark.parametrize("outcome", [PublishEnd.RETURNED, PublishEnd.NACKED, PublishEnd.UNKNOWN, PublishEnd.UNSENT])
 def test_a_copy_that_is_not_stored_is_sent_again_and_its_message_stays(
-    outcome: Outcome, caplog: pytest.LogCaptureFixture
+    outcome: PublishEnd, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, pauses = Settling(), []
     one.settle(COPY)
@@ -106,7 +106,7 @@ def test_a_copy_that_is_not_stored_is_sent_again_and_its_message_stays(
         one.end(outcome)
         pauses.append(one.pause())
     assert one.line.acked == []
-    one.end(Outcome.CONFIRMED)
+    one.end(PublishEnd.CONFIRMED)
 
     assert one.line.acked == [b"1"]
     assert pauses == [0.5, 1, 2, 4, 8, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
@@ -117,7 +117,7 @@ def test_a_copy_that_is_not_stored_is_sent_again_and_its_message_stays(
 def test_copies_that_failed_together_are_sent_again_with_jitter(chance: float, share: float) -> None:
     one = Settling(chance=chance)
     one.settle(COPY)
-    one.end(Outcome.NACKED)
+    one.end(PublishEnd.NACKED)
 
     assert one.pause() == FIRST_PAUSE_SECONDS * share
 
@@ -136,13 +136,13 @@ def test_a_copy_too_large_stays_unacked_where_a_rejection_would_harm_it(
 ) -> None:
     one = Settling(replace(LINE, parks=parks))
     one.settle(COPY, raw=encode_properties(Properties(headers=headers)))
-    one.end(Outcome.TOO_LARGE)
+    one.end(PublishEnd.TOO_LARGE)
 
     assert one.line.told == ([Instruction.REJECT] if rejected else [])
     assert ("it stays unacked" in caplog.text) is not rejected
     if not rejected:
         assert one.pause() == LARGE_COPY_PAUSE_SECONDS
-        one.end(Outcome.CONFIRMED)
+        one.end(PublishEnd.CONFIRMED)
         assert one.line.acked == [b"1"]
 
 
@@ -173,7 +173,7 @@ def test_an_ack_first_message_is_never_copied_twice(caplog: pytest.LogCaptureFix
     assert (one.line.told, one.copies.sent.empty()) == ([Instruction.ACK], True)
     one.line.asked.pop()(True)
     assert one.settler.copying
-    one.end(Outcome.UNKNOWN)
+    one.end(PublishEnd.UNKNOWN)
 
     assert (one.copies.sent.empty(), one.loop.timers, one.settler.copying) == (True, [], False)
     assert "is lost: AckFirst" in caplog.text
@@ -203,7 +203,7 @@ def test_a_wait_for_copies_in_flight_does_not_count_later_ones() -> None:
     one.settler.when_copied(lambda: over.append("over"))
     one.settle(COPY, b"2")
     assert over == []
-    one.end(Outcome.UNSENT)
+    one.end(PublishEnd.UNSENT)
 
     assert (over, one.settler.copies) == (["over"], 1)
 
@@ -213,7 +213,7 @@ def test_an_answer_that_no_queue_takes_does_not_delay_the_ack(caplog: pytest.Log
     one.settle(Settlement(instruction=Instruction.ACK, answer=to("absent")))
     assert one.line.told == [Instruction.ACK]
     with caplog.at_level(logging.WARNING):
-        one.end(Outcome.RETURNED)
+        one.end(PublishEnd.RETURNED)
 
     assert "An answer did not reach its caller" in caplog.text
 
@@ -263,7 +263,7 @@ def test_a_message_whose_attempt_outlived_the_longest_wait_is_renewed_at_once() 
     assert (one.renewed, one.again) == ([b"1"], [])
 
 
-def tell(seen: Seen, held: Held, outcome: Outcome) -> None:
+def tell(seen: Seen, held: Held, outcome: PublishEnd) -> None:
     """Let the next copy end like this."""
     _, done = held.sent.get(timeout=5)
     seen.io.call(lambda: done(OF_KIND[outcome]))
@@ -271,13 +271,13 @@ def tell(seen: Seen, held: Held, outcome: Outcome) -> None:
 
 def stop(source: PikaSource, seen: Seen) -> None:
     source.stop()
-    assert seen.has_drained.wait(longer(5))
+    assert seen.has_closed.wait(longer(5))
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize("outcome", [Outcome.CONFIRMED, Outcome.UNSENT])
+@pytest.mark.parametrize("outcome", [PublishEnd.CONFIRMED, PublishEnd.UNSENT])
 def test_a_quarantined_message_is_delivered_when_no_copy_is_in_flight(
-    broker_url: str, amqp: BlockingChannel, outcome: Outcome
+    broker_url: str, amqp: BlockingChannel, outcome: PublishEnd
 ) -> None:
     queue(amqp)
     queue(amqp, "quarantine")
@@ -293,8 +293,8 @@ def test_a_quarantined_message_is_delivered_when_no_copy_is_in_flight(
         tell(seen, held, outcome)
 
         assert seen.next().body == b"alone"
-        if outcome is not Outcome.CONFIRMED:
-            tell(seen, held, Outcome.CONFIRMED)
+        if outcome is not PublishEnd.CONFIRMED:
+            tell(seen, held, PublishEnd.CONFIRMED)
 
 
 @pytest.mark.contract
@@ -325,9 +325,9 @@ def test_a_stop_waits_for_the_confirm_of_a_copy_in_flight(
         source.settle(seen.next(), settlement)
         _, done = held.sent.get(timeout=5)
         source.stop()
-        assert not seen.has_drained.wait(0.2)
+        assert not seen.has_closed.wait(0.2)
         seen.io.call(lambda: done(CONFIRMED))
-        assert seen.has_drained.wait(longer(5))
+        assert seen.has_closed.wait(longer(5))
 
     assert depth(amqp) == 0
 

@@ -46,9 +46,9 @@ class Tap:
     def stop(self) -> None:
         self.words.append("stop")
         if self.receives_last_acks:
-            self.receiver.drained()
+            self.receiver.closed()
 
-    def empty(self, told: Callable[[bool], None]) -> None:
+    def report_emptiness(self, told: Callable[[bool], None]) -> None:
         told(self.is_empty)
 
     def bring(self, *bodies: bytes) -> None:

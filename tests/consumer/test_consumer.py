@@ -161,7 +161,7 @@ def test_a_slow_broker_may_use_the_rest_of_the_shutdown_timeout_to_close() -> No
         made.tap.receives_last_acks = False
         made.consumer.stop("asked")
         wait_until(lambda: "stop" in made.tap.words)
-        late = threading.Timer(2 * room.CLOSE_SECONDS, made.tap.receiver.drained)
+        late = threading.Timer(2 * room.CLOSE_SECONDS, made.tap.receiver.closed)
         late.start()
 
         assert made.ended() == Exit.DONE

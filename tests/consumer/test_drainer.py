@@ -348,7 +348,7 @@ class TestStopping:
 class TestEmpty:
     def reports_empty(self, stage: Stage) -> bool:
         answers: list[bool] = []
-        stage.drainer.empty(answers.append)
+        stage.drainer.report_emptiness(answers.append)
         return wait_until(lambda: answers)[0]
 
     @pytest.mark.parametrize("empty", [True, False])

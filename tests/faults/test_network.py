@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from django_rmq_retry import Message
-from django_rmq_retry.amqp import Outcome, Publisher
+from django_rmq_retry.amqp import PublishEnd, Publisher
 from django_rmq_retry.amqp.contracts import ERRORS
 from django_rmq_retry.errors import PublishError
 from tests.amqp.live import publishing
@@ -48,12 +48,12 @@ def message(one: int) -> Message:
     return Message(body=json.dumps({"id": one}).encode(), routing_key=QUEUE)
 
 
-def outcome(publisher: Publisher, one: int) -> Outcome:
+def outcome(publisher: Publisher, one: int) -> PublishEnd:
     """Return the outcome of a publish, and check that it ended in time."""
     began = time.monotonic()
     try:
         publisher.publish(message(one))
-        ended = Outcome.CONFIRMED
+        ended = PublishEnd.CONFIRMED
     except PublishError as error:
         ended = next(known for known, kind in ERRORS.items() if type(error) is kind)
     assert time.monotonic() - began < DEADLINE + SLACK
@@ -70,13 +70,13 @@ def test_a_publish_keeps_its_deadline_whatever_the_network_does(
     proxy.set(mode)
     tried = {one: outcome(publisher, one) for one in range(1, 5)}
     proxy.set(Mode.PASS)
-    wait_until(lambda: outcome(publisher, 5) is Outcome.CONFIRMED, 20, what="publishing works again")
+    wait_until(lambda: outcome(publisher, 5) is PublishEnd.CONFIRMED, 20, what="publishing works again")
 
-    scene.finish({one for one, ended in tried.items() if ended is Outcome.CONFIRMED} | {0, 5}, scene.worker())
+    scene.finish({one for one, ended in tried.items() if ended is PublishEnd.CONFIRMED} | {0, 5}, scene.worker())
     if mode in SLOW:
-        assert set(tried.values()) == {Outcome.CONFIRMED}
+        assert set(tried.values()) == {PublishEnd.CONFIRMED}
     if mode in DEAF:
-        assert set(tried.values()) <= {Outcome.UNKNOWN, Outcome.UNSENT}
+        assert set(tried.values()) <= {PublishEnd.UNKNOWN, PublishEnd.UNSENT}
 
 
 @pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.PASS])

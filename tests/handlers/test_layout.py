@@ -18,7 +18,7 @@ from django_rmq_retry import (
 )
 from django_rmq_retry.errors import ConfigurationError, TopologyConflict
 from django_rmq_retry.handlers import Match, Subscription, work_queues_of
-from django_rmq_retry.handlers.layout import layout, needed, parks
+from django_rmq_retry.handlers.layout import dead_letters_to_parked, layout, needed
 from django_rmq_retry.policies import Policy
 from django_rmq_retry.topology import BindingDeclaration, ExchangeDeclaration, Topology
 from tests.handlers.factories import subscription
@@ -288,4 +288,4 @@ def test_a_consumer_needs_every_queue_and_exchange_it_publishes_to() -> None:
 def test_only_a_queue_dead_lettering_to_the_parked_queue_parks_rejects(queue: Queue, policy: Policy, so: bool) -> None:
     (work_queue,) = work_queues_of([subscription(policy, queue=queue)])
 
-    assert parks(work_queue) is so
+    assert dead_letters_to_parked(work_queue) is so

@@ -41,7 +41,7 @@ def test_a_delivery_is_immutable(name: str) -> None:
 
 def test_ready_returns_the_delivery_with_its_attempt_and_data() -> None:
     one = delivery(message_id="m-1", redelivered=True, exchange="bank", routing_key="pay.card")
-    ready = one.ready(attempt=3, data={"a": 1}, key="A")
+    ready = one.for_attempt(attempt=3, data={"a": 1}, key="A")
 
     assert (ready.attempt, ready.data, ready.key) == (3, {"a": 1}, "A")
     assert (ready.token, ready.raw, ready.body) == (one.token, one.raw, one.body)

@@ -16,7 +16,7 @@ from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessag
 from django_rmq_retry.parked import edit_many
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import propose, store
-from django_rmq_retry.parked.edit_many import Act, EditResult, PathChange, fits, store_many
+from django_rmq_retry.parked.edit_many import Act, EditResult, PathChange, results_of, store_many
 from django_rmq_retry.parked.operators import NothingChosen, Refused
 from django_rmq_retry.parked.selection import Selection
 from tests.operators.json_texts import SEEDS, body
@@ -36,7 +36,7 @@ def payment(body: str = '{"amount": "8,50"}', **fields: Any) -> ParkedMessage:
 
 
 def result(one: ParkedMessage, change: PathChange) -> EditResult:
-    return fits(Selection.of_ids([one.pk]), change)[0]
+    return results_of(Selection.of_ids([one.pk]), change)[0]
 
 
 def stored(some: Sequence[ParkedMessage], change: PathChange = COMMA, **more: Any) -> edit_many.EditsStored:
@@ -172,7 +172,7 @@ def test_a_message_that_does_not_fit_is_left_out_with_the_reason(
 def test_a_change_that_means_nothing_is_refused(change: PathChange) -> None:
     one = payment()
     with pytest.raises(Refused):
-        fits(Selection.of_ids([one.pk]), change)
+        results_of(Selection.of_ids([one.pk]), change)
     with pytest.raises(Refused):
         stored([one], change)
 
@@ -256,7 +256,7 @@ def test_more_than_the_most_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(edit_many, "MOST_EDITED", 1)
     some = [payment(), payment()]
     with pytest.raises(Refused, match="At most 1 messages"):
-        fits(Selection.of_ids([one.pk for one in some]), COMMA)
+        results_of(Selection.of_ids([one.pk for one in some]), COMMA)
 
 
 def test_an_edit_of_many_needs_a_reason_and_hides_confidential_values_in_the_audit_log() -> None:

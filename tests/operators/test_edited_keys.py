@@ -9,7 +9,7 @@ from django_rmq_retry import Delivery, handler
 from django_rmq_retry.models import OperatorAction, ParkedMessage, State
 from django_rmq_retry.parked.approvals import approve
 from django_rmq_retry.parked.edit import propose, store
-from django_rmq_retry.parked.edit_many import Act, PathChange, fits, others_of, store_many
+from django_rmq_retry.parked.edit_many import Act, PathChange, others_of, results_of, store_many
 from django_rmq_retry.parked.edited_keys import KeyTaken, key_change_in, others_with
 from django_rmq_retry.parked.selection import Selection
 from tests.admin.made import person
@@ -101,8 +101,8 @@ def test_one_change_gives_no_two_messages_the_same_first_key() -> None:
     some = [payment(f"PAY-{number}") for number in (1, 2, 3)]
     some.append(payment("PAY-4", "C-1"))
     change = PathChange(path="reference", act=Act.SET, value='"PAY-9"')
-    shown = fits(Selection.of_ids([one.pk for one in some]), change)
-    alone = fits(Selection.of_ids([some[0].pk]), change)
+    shown = results_of(Selection.of_ids([one.pk for one in some]), change)
+    alone = results_of(Selection.of_ids([some[0].pk]), change)
 
     assert {one.why for one in shown} == {"Several of these messages would get the business key PAY-9."}
     assert [one.why for one in alone] == [""]
@@ -122,7 +122,7 @@ def test_one_change_to_keys_of_other_messages_is_stored_only_if_the_operator_kno
     paid, some = payment("A-1", state=State.PROCESSED), [payment("B-1"), payment("B-2")]
     change = PathChange(path="reference", act=Act.REPLACE, find="B", value="A")
     revisions = {one.pk: one.revision for one in some}
-    taken = others_of(fits(Selection.of_ids(revisions), change))
+    taken = others_of(results_of(Selection.of_ids(revisions), change))
 
     with pytest.raises(KeyTaken):
         store_many(change, ANN, revisions=revisions, reason="x")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from django_rmq_retry import Delivery, Message, RetryThenPark
-from django_rmq_retry.amqp import Done, Outcome
+from django_rmq_retry.amqp import Done, PublishEnd
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import AuditHead, ErrorGroup, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.models.runs import ItemState
@@ -42,7 +42,7 @@ class Broker:
     """Stands in for the broker: copies that were delivered lie here until they are handled."""
 
     def __init__(self) -> None:
-        self.outcome = Outcome.CONFIRMED
+        self.outcome = PublishEnd.CONFIRMED
         self.delivers = True
         self.copies: list[Message] = []
 
@@ -89,21 +89,21 @@ class Records(RuleBasedStateMachine):
 
     @rule(
         number=st.integers(0, 1),
-        outcome=st.sampled_from([Outcome.CONFIRMED, Outcome.UNKNOWN, Outcome.RETURNED, Outcome.UNSENT]),
+        outcome=st.sampled_from([PublishEnd.CONFIRMED, PublishEnd.UNKNOWN, PublishEnd.RETURNED, PublishEnd.UNSENT]),
         delivered=st.booleans(),
         insists=st.sets(st.sampled_from(["on_hold", "unconfirmed"])),
     )
-    def requeue_it(self, number: int, outcome: Outcome, insists: set[str], *, delivered: bool) -> None:
+    def requeue_it(self, number: int, outcome: PublishEnd, insists: set[str], *, delivered: bool) -> None:
         pk, model = self.chosen(number)
-        doubtful = outcome is Outcome.UNKNOWN
-        self.broker.outcome, self.broker.delivers = outcome, outcome is Outcome.CONFIRMED or (doubtful and delivered)
+        doubtful = outcome is PublishEnd.UNKNOWN
+        self.broker.outcome, self.broker.delivers = outcome, outcome is PublishEnd.CONFIRMED or (doubtful and delivered)
         before = len(self.broker.copies)
         requeue([pk], by="ann", include=["succeeded", "unhandled", *insists], wait=0.0)
         found = {"on_hold": model.state == "on_hold", "unconfirmed": model.unconfirmed}
         sendable = model.state in OPEN and not any(found[name] for name in found if name not in insists)
 
         assert len(self.broker.copies) - before == int(sendable and self.broker.delivers)
-        if not sendable or outcome in (Outcome.RETURNED, Outcome.UNSENT):
+        if not sendable or outcome in (PublishEnd.RETURNED, PublishEnd.UNSENT):
             return
         model.cycle += 1
         model.state, model.unconfirmed = ("parked", True) if doubtful else ("requeued", False)

@@ -3,7 +3,7 @@
 import pytest
 
 from django_rmq_retry import Message
-from django_rmq_retry.amqp import Cause, Outcome, PublishResult, Scope
+from django_rmq_retry.amqp import Cause, PublishEnd, PublishResult, Scope
 from django_rmq_retry.amqp.refusals import channel_closed
 from django_rmq_retry.publishing.faults import FAULTS, RowFault, fault
 from tests.tooling.results import (
@@ -42,23 +42,23 @@ def test_every_cause_has_a_fault() -> None:
 
 
 CHANNEL_CLOSED = (
-    (404, "NOT_FOUND - no exchange 'gone' in vhost '/'", Outcome.RETURNED, Cause.NO_EXCHANGE),
-    (403, "ACCESS_REFUSED - access to exchange 'gone' in vhost '/' refused", Outcome.UNSENT, Cause.ACCESS_EXCHANGE),
-    (403, "ACCESS_REFUSED - write access to exchange 'a long name, miss...", Outcome.UNSENT, Cause.ACCESS_EXCHANGE),
-    (403, "ACCESS_REFUSED - write access to topic 'a.b' in exchange 'gone'", Outcome.UNSENT, Cause.ACCESS_TOPIC),
+    (404, "NOT_FOUND - no exchange 'gone' in vhost '/'", PublishEnd.RETURNED, Cause.NO_EXCHANGE),
+    (403, "ACCESS_REFUSED - access to exchange 'gone' in vhost '/' refused", PublishEnd.UNSENT, Cause.ACCESS_EXCHANGE),
+    (403, "ACCESS_REFUSED - write access to exchange 'a long name, miss...", PublishEnd.UNSENT, Cause.ACCESS_EXCHANGE),
+    (403, "ACCESS_REFUSED - write access to topic 'a.b' in exchange 'gone'", PublishEnd.UNSENT, Cause.ACCESS_TOPIC),
     (
         406,
         "PRECONDITION_FAILED - message size 5 is larger than configured max size 4",
-        Outcome.TOO_LARGE,
+        PublishEnd.TOO_LARGE,
         Cause.BODY_LIMIT,
     ),
-    (406, "PRECONDITION_FAILED - message size 9 is larger than configured max size 5", Outcome.UNKNOWN, Cause.OTHER),
-    (406, "PRECONDITION_FAILED - user_id property set to 'x' but it was 'bank'", Outcome.UNKNOWN, Cause.OTHER),
+    (406, "PRECONDITION_FAILED - message size 9 is larger than configured max size 5", PublishEnd.UNKNOWN, Cause.OTHER),
+    (406, "PRECONDITION_FAILED - user_id property set to 'x' but it was 'bank'", PublishEnd.UNKNOWN, Cause.OTHER),
 )
 
 
 @pytest.mark.parametrize(("code", "text", "kind", "cause"), CHANNEL_CLOSED)
-def test_the_cause_of_a_closed_channel_is_parsed_once(code: int, text: str, kind: Outcome, cause: Cause) -> None:
+def test_the_cause_of_a_closed_channel_is_parsed_once(code: int, text: str, kind: PublishEnd, cause: Cause) -> None:
     result = channel_closed(code, text, message=TO_GONE, alone=True)
     scope = Scope.MESSAGE if cause in (Cause.NO_EXCHANGE, Cause.BODY_LIMIT) else Scope.CHANNEL
 
@@ -68,5 +68,5 @@ def test_the_cause_of_a_closed_channel_is_parsed_once(code: int, text: str, kind
 def test_a_row_to_a_missing_exchange_that_was_not_alone_is_retried_alone() -> None:
     result = channel_closed(404, "NOT_FOUND - no exchange 'gone' in vhost '/'", message=TO_GONE, alone=False)
 
-    assert (result.kind, result.scope) == (Outcome.UNKNOWN, Scope.CHANNEL)
+    assert (result.kind, result.scope) == (PublishEnd.UNKNOWN, Scope.CHANNEL)
     assert (fault(result, alone=False), fault(result, alone=True)) == (RowFault.SHARED, RowFault.ROW)

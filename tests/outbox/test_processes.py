@@ -331,15 +331,15 @@ def test_a_relay_reports_idle_only_after_a_round_that_sent_nothing(post: Post, m
     left("good", "bad")
     post.ends["bad"] = RETURNED
     relays, told = relay_thread.RelayThread(), queue.SimpleQueue[bool]()
-    relays.empty(told.put)
+    relays.report_emptiness(told.put)
     relays.start()
     first = told.get(timeout=30)
     post.ends["bad"] = UNSENT
     due_again()
-    relays.empty(told.put)
+    relays.report_emptiness(told.put)
     second = told.get(timeout=30)
     assert relays.stop(timeout=20)
-    relays.empty(told.put)
+    relays.report_emptiness(told.put)
 
     assert (first, second, told.get(timeout=30)) == (False, True, True)
     assert kept("own") == ["bad"]
@@ -389,11 +389,11 @@ def test_stopping_does_not_wait_for_a_relay_whose_database_hangs(monkeypatch: py
     relays, told = relay_thread.RelayThread(), queue.SimpleQueue[bool]()
 
     def given_up() -> bool:
-        relays.empty(told.put)
+        relays.report_emptiness(told.put)
         return not told.empty()
 
     # No report arrives before the thread is started.
-    relays.empty(told.put)
+    relays.report_emptiness(told.put)
     wait_until(given_up, what="it is given up")
     relays.start()
     assert relays.stop(timeout=20)

@@ -198,7 +198,7 @@ def warn_of_drift(plan: Plan) -> None:
 def check_park_only(start: Start, queues: Sequence[str]) -> None:
     if queues:
         raise usage_error("--park-only runs no handlers. Omit the queues.")
-    if not start.parks:
+    if not start.drains:
         why = "no handler or setting names a parked queue" if settings().records else "RMQ_RETRY['RECORDS'] is False"
         raise CommandError(f"There is no parked queue to record: {why}.", returncode=Exit.NOTHING)
 
