@@ -17,7 +17,7 @@ from django.utils.translation import ngettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import ItemState, RunState, State
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.topology.drawings import clean
 from django_rmq_retry.wording import DAY, duration, minute, number, span
 
@@ -128,7 +128,7 @@ def time_ago(at: datetime | None) -> SafeString | str:
     """Return the time passed since then by the database's clock, with the exact time in its title."""
     if at is None:
         return NOTHING
-    passed = (database_clock.reckoned(database()) - at).total_seconds()
+    passed = (database_clock.reckoned(records_alias()) - at).total_seconds()
     seconds = int(abs(passed))
     if seconds < DAY:
         text = _("%(span)s ago") if passed >= 0 else _("in %(span)s")

@@ -12,7 +12,7 @@ from tests.tooling.pages import page
 
 OPERATING = frozenset({
     *(("attempts.history", name) for name in ("attempts_of", "waiting")),
-    *(("parked.controls", name) for name in ("pause", "resume")),
+    *(("parked.queue_pauses", name) for name in ("pause_queue", "resume_queue")),
     *(("parked.operators", name) for name in ("Actor", "NothingChosen", "Outdated", "Refused")),
     ("parked.requeue", "requeue"),
     ("parked.requeue_options", "RequeueOptions"),

@@ -37,7 +37,7 @@ from django_rmq_retry.models import (
     RunState,
     State,
 )
-from django_rmq_retry.parked import controls, retention
+from django_rmq_retry.parked import queue_pauses, retention
 from django_rmq_retry.parked.findings import report
 from django_rmq_retry.parked.groups import minute_of, parked_lately
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -476,7 +476,7 @@ def test_a_command_shows_a_pause_by_the_database_clock(
 ) -> None:
     with isolated_handlers():
         handler(Queue("payments"), name="charge")(lambda _: None)
-        controls.pause("payments", Actor.of_shell(), reason="closed", until=right + timedelta(hours=1))
+        queue_pauses.pause_queue("payments", Actor.of_shell(), reason="closed", until=right + timedelta(hours=1))
         shifted(monkeypatch, wrong)
         paused = run("rmq_queue", "list", "--json").data["items"][0]["state"]
         QueueControl.objects.update(until=right - timedelta(hours=1))

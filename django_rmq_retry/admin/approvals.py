@@ -25,7 +25,7 @@ from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.models import ApprovalRequest, GatedAct, RequestState
 from django_rmq_retry.parked import approvals, gated_acts
 from django_rmq_retry.parked.copies import contents
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.edit_many import others_of
 from django_rmq_retry.parked.edited_keys import others_with
 from django_rmq_retry.parked.findings import RequeueFinding
@@ -64,7 +64,7 @@ class ApprovalRequestAdmin(Pages):
         ]
 
     def list_page(self, request: HttpRequest, **more: Any) -> HttpResponse:
-        now = database_clock.now(database())
+        now = database_clock.now(records_alias())
         known = list(
             approvals.requests().exclude(pk__in=approvals.open_requests().values("pk")).order_by("-pk")[:MOST_DECIDED]
         )
@@ -133,7 +133,7 @@ class ApprovalRequestAdmin(Pages):
         return HttpResponseRedirect(self.address("approvalrequest_change", known.pk))
 
     def _shown(self, request: HttpRequest, known: ApprovalRequest, *, wrong: str = "") -> HttpResponse:
-        now, wish = database_clock.now(database()), Wish.of(known)
+        now, wish = database_clock.now(records_alias()), Wish.of(known)
         waits, mine = known.waits(now), _is_mine(request, known)
         stuck = known.state == RequestState.APPROVED
         shown = _SHOWN[known.act](request, known, wish) if waits or stuck else {}
@@ -166,7 +166,7 @@ class ApprovalRequestAdmin(Pages):
 
 
 def _found(number: int) -> ApprovalRequest:
-    known = ApprovalRequest.objects.using(database()).filter(pk=number).first()
+    known = ApprovalRequest.objects.using(records_alias()).filter(pk=number).first()
     if known is None:
         raise Http404(_("There is no request %(number)s.") % {"number": number})
     return known
@@ -206,7 +206,7 @@ def _count_now(known: ApprovalRequest) -> int:
 
 def _number_to_type(known: ApprovalRequest) -> int:
     """Return the number of messages to type before so many are sent or discarded; 0 if it need not be typed."""
-    if not number_to_type(known.count) or not known.waits(database_clock.now(database())):
+    if not number_to_type(known.count) or not known.waits(database_clock.now(records_alias())):
         return 0
     try:
         wish = Wish.of(known)

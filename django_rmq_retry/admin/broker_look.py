@@ -14,7 +14,7 @@ from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.health.problems import unreachable
 from django_rmq_retry.health.rules import Problem
 from django_rmq_retry.models import Declared
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.publishing import broker_connections
 
 PAGE_PATIENCE_SECONDS = 0.8
@@ -119,7 +119,7 @@ class _Window:
 
 
 def _now() -> datetime:
-    return database_clock.reckoned(database())
+    return database_clock.reckoned(records_alias())
 
 
 def _ask_broker(known: Sequence[Declared]) -> Look:

@@ -14,7 +14,7 @@ from django_rmq_retry.health.problems import growth
 from django_rmq_retry.markup import counted
 from django_rmq_retry.models import ApprovalRequest, ErrorGroup, ParkedOrigin, RequeueRun
 from django_rmq_retry.parked import approvals
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import Origin, grows, has_grown, origins_of, parked_lately
 from django_rmq_retry.parked.items import groups_of_runs
@@ -58,7 +58,7 @@ class Card:
     @property
     def growing(self) -> str:
         newest = self.trend.newest
-        if not grows(newest, self.group.last_seen, database_clock.reckoned(database())):
+        if not grows(newest, self.group.last_seen, database_clock.reckoned(records_alias())):
             return ""
         text = _("growing (+%(count)d since %(time)s)")
         return counted(text, count=newest, time=minute(self.trend.newest_since))
@@ -69,7 +69,7 @@ class Card:
         trend = self.trend
         if self.growing or not has_grown(trend.newest):
             return ""
-        now = database_clock.reckoned(database())
+        now = database_clock.reckoned(records_alias())
         return growth(trend.newest, trend.newest_since, last_seen=self.group.last_seen, now=now)
 
     @property

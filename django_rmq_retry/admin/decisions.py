@@ -20,7 +20,7 @@ from django_rmq_retry.markup import counted
 from django_rmq_retry.models import DiscardCategory, ParkedMessage, State
 from django_rmq_retry.models.parked import resolution_text
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Refused
 from django_rmq_retry.parked.outcome_texts import decided_meanwhile, outcome_of
@@ -185,7 +185,7 @@ def _one(
 
 
 def _until(span: str, at: str) -> datetime:
-    now = database_clock.now(database())
+    now = database_clock.now(records_alias())
     if span == "tomorrow":
         morning = timezone.localtime(now).replace(hour=MORNING, minute=0, second=0, microsecond=0)
         return morning + timedelta(days=1)

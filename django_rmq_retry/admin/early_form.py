@@ -13,7 +13,7 @@ from django_rmq_retry.admin.requeue_form import missing_confirmations, number_to
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.models import ErrorGroup
-from django_rmq_retry.parked import controls, early_runs
+from django_rmq_retry.parked import early_runs, queue_pauses
 from django_rmq_retry.parked.early_retries import RetryFilter, WaitingReport, report, ways_back
 from django_rmq_retry.parked.key_text import parse
 from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
@@ -67,7 +67,7 @@ def preview(pages: Pages, request: HttpRequest) -> HttpResponse:
         form = EarlyForm.read(request.POST if posted else request.GET, posted=posted)
     except Refused as refused:
         return pages.refused(request, str(refused), status=422)
-    if form.queue not in controls.queues():
+    if form.queue not in queue_pauses.queues():
         raise Http404(_("No handler reads this queue."))
     found, why_not, unreachable = _ask_broker(form)
     wrong: dict[str, str] = {}

@@ -14,7 +14,7 @@ from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requi
 from django_rmq_retry.health.condition import waiting_retries
 from django_rmq_retry.markup import counted
 from django_rmq_retry.models import KeyList, State
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.key_lists import Lookup, list_filter, look_up, matches_of_list, store
 from django_rmq_retry.parked.key_text import MOST_KEYS_OF_LIST, parse, text_of_keys
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -101,7 +101,7 @@ def _answer(pages: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) 
 def _retrying() -> int:
     """Return how many messages wait for a retry, as the live status counts them: their keys are not known yet."""
     seen = broker_look.glimpse()
-    return waiting_retries((seen.last or seen).levels, database_clock.now(database())).count
+    return waiting_retries((seen.last or seen).levels, database_clock.now(records_alias())).count
 
 
 def _states(*, held: bool) -> list[str]:

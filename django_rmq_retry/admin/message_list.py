@@ -27,7 +27,7 @@ from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.models import ErrorGroup, ParkedMessage, ParkedOrigin, State
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked import operators
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.selection import (
     FIELDS,
     group_numbers,
@@ -111,7 +111,7 @@ class ByAge(Word):
 
     def meaning(self) -> dict[str, Any]:
         age = AGES.get(self.value() or "")
-        return {"parked_after": (database_clock.now(database()) - age).isoformat()} if age else {}
+        return {"parked_after": (database_clock.now(records_alias()) - age).isoformat()} if age else {}
 
 
 class ByTime(Word):
@@ -316,7 +316,7 @@ class MessageList(ChangeList):
     """True if no ID is exactly the text of the search, but some begin with it."""
 
     def get_results(self, request: HttpRequest) -> None:
-        self.as_of = database_clock.now(database())
+        self.as_of = database_clock.now(records_alias())
         self.searched = searched(request, self.query.strip())
         self.begins = "begins" in self.searched
         last = ParkedMessage.objects.order_by("-pk").values("pk")[:1]

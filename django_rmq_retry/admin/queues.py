@@ -25,7 +25,7 @@ from django_rmq_retry.health.problems import Judged, Limits, Queues, excused, in
 from django_rmq_retry.health.processes import queues_read_now
 from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.models import QueueControl
-from django_rmq_retry.parked import controls
+from django_rmq_retry.parked import queue_pauses
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Refused
 
@@ -147,7 +147,7 @@ class QueueControlAdmin(Pages):
         return [self.own_url("change_state/", "change_state", require_POST(self.change_state))]
 
     def list_page(self, request: HttpRequest, **more: Any) -> HttpResponse:
-        asked, now, states = request.GET.get("q", "").strip(), table.now(), controls.queue_states()
+        asked, now, states = request.GET.get("q", "").strip(), table.now(), queue_pauses.queue_states()
         broker_look.remember(declared.rows())
         seen = broker_look.look()
         known = seen.last or seen
@@ -192,7 +192,7 @@ class QueueControlAdmin(Pages):
         queues, action = request.POST.getlist("queue"), request.POST.get("action", "")
         reason, span = request.POST.get("reason", ""), request.POST.get("span", "")
         wrong = "" if queues else _("Tick the queues first.")
-        wrong = wrong or (controls.pause_lacks_reason(reason) if action == "pause" else "")
+        wrong = wrong or (queue_pauses.pause_lacks_reason(reason) if action == "pause" else "")
         if wrong:
             typed = {"reason": reason, "span": span, "queues": queues}
             return self.list_page(request, status=422, wrong={"all": wrong}, typed=typed)
@@ -200,11 +200,11 @@ class QueueControlAdmin(Pages):
         for queue in queues:
             try:
                 if action == "pause":
-                    until = controls.pause_end(SPANS.get(span, SPANS[""])[1])
-                    controls.pause(queue, actor, reason=reason, until=until)
+                    until = queue_pauses.pause_end(SPANS.get(span, SPANS[""])[1])
+                    queue_pauses.pause_queue(queue, actor, reason=reason, until=until)
                     messages.success(request, _("Queue %(queue)s is paused.") % {"queue": queue})
                 elif action == "resume":
-                    controls.resume(queue, actor, reason=reason)
+                    queue_pauses.resume_queue(queue, actor, reason=reason)
                     messages.success(request, _("Queue %(queue)s is resumed.") % {"queue": queue})
             except SecondPersonNeeded as needed:
                 there = self.ask(request, needed)

@@ -29,7 +29,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.markup import counted
 from django_rmq_retry.models import ErrorGroup, ItemReason
 from django_rmq_retry.ordering.keys import blocked_by
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.findings import RequeueReport, RequeueTerms, first_sendable, report
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.groups import grows, parked_lately
@@ -177,7 +177,7 @@ def _groups(selection: Selection, found: RequeueReport) -> list[tuple[ErrorGroup
 def _growing(groups: Sequence[tuple[ErrorGroup, int]]) -> dict[str, Any]:
     """Return the new failures in those of the groups that grow, and since when: what is sent may fail too."""
     lately = parked_lately([group.pk for group, _count in groups], buckets=1)
-    newest, now = lately.newest, database_clock.now(database())
+    newest, now = lately.newest, database_clock.now(records_alias())
     count = sum(newest[group.pk] for group, _count in groups if grows(newest[group.pk], group.last_seen, now))
     return {"growing": count, "growing_since": lately.growth_began}
 

@@ -10,7 +10,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.admin.broker_look import Look
 from django_rmq_retry.markup import MIXED, badge, counted
 from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 
 SENT_LATELY = timedelta(seconds=10)
 """A run of which a message was sent within this time is sent by a process with a connection of its own."""
@@ -25,7 +25,7 @@ def waits_for_broker(run: RequeueRun, seen: Look) -> bool:
     if not seen.unreachable or run.wait == RunWait.BROKER_AWAY:
         return bool(seen.unreachable)
     # Slow runs send less often.
-    since = database_clock.reckoned(database()) - max(SENT_LATELY, timedelta(seconds=2 / run.rate))
+    since = database_clock.reckoned(records_alias()) - max(SENT_LATELY, timedelta(seconds=2 / run.rate))
     since = max(since, seen.since) if seen.since else since
     sent = run.parts.filter(state__in=(ItemState.SENT, ItemState.PROCESSED, ItemState.FAILED), sent_at__gte=since)
     return not sent.exists()
@@ -59,7 +59,7 @@ def run_outcome(run: RequeueRun, *, unreachable: bool = False) -> tuple[str, str
 
 
 def _sending(run: RequeueRun, *, unreachable: bool) -> tuple[str, str]:
-    if not unreachable and run.is_silent(database_clock.reckoned(database())):
+    if not unreachable and run.is_silent(database_clock.reckoned(records_alias())):
         return RunState.PAUSED, _("Standing still")
     if unreachable or run.wait == RunWait.BROKER_AWAY:
         return RunState.PLANNED, _("Waiting for the broker")

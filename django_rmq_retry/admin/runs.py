@@ -40,7 +40,7 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.models.runs import MIN_OUTCOMES
 from django_rmq_retry.parked.claims import sent_by_others
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.items import MOST_UNSENT_COUNTED, OUTCOME_LIMIT, unsent_of_stopped
 from django_rmq_retry.parked.key_lists import keys_of, unmatched
 from django_rmq_retry.parked.lease import DRIVEN
@@ -135,7 +135,7 @@ class RequeueRunAdmin(Pages):
         return self._shown(request, run) if scripted else HttpResponseRedirect(self.address("requeuerun_change", pk))
 
     def _shown(self, request: HttpRequest, run: RequeueRun) -> HttpResponse:
-        driven, now = run.state in DRIVEN, database_clock.reckoned(database())
+        driven, now = run.state in DRIVEN, database_clock.reckoned(records_alias())
         # Drivers without a connection pass the run round, so that one with a connection can have it.
         passed_round = run.wait == RunWait.BROKER_AWAY
         undriven = driven and (passed_round or run.leased_until is None or run.leased_until < now)

@@ -12,7 +12,7 @@ from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requi
 from django_rmq_retry.admin.requeue_form import typed_number
 from django_rmq_retry.markup import counted
 from django_rmq_retry.models import RequeueRun, RunState
-from django_rmq_retry.parked import requeue_options, steering
+from django_rmq_retry.parked import requeue_options, run_steering
 from django_rmq_retry.parked.operators import Actor, Refused
 
 PAUSE, CHANGE_RATE = "pause", "change_rate"
@@ -77,13 +77,13 @@ def run_of(number: str) -> RequeueRun:
 def _steer(run_id: int, actor: Actor, action: str, request: HttpRequest) -> None:
     reason = request.POST.get("reason", "")
     if action == CHANGE_RATE:
-        steering.change_rate(run_id, actor, rate=typed_number(request.POST.get("rate"), 1.0), reason=reason)
+        run_steering.change_rate(run_id, actor, rate=typed_number(request.POST.get("rate"), 1.0), reason=reason)
     elif action == PAUSE:
-        steering.pause(run_id, actor, reason=reason)
+        run_steering.pause_run(run_id, actor, reason=reason)
     elif action in (RESUME, TEST):
-        steering.resume(run_id, actor, canary=action == TEST, reason=reason)
+        run_steering.resume_run(run_id, actor, canary=action == TEST, reason=reason)
     elif action == STOP:
-        steering.stop(run_id, actor, reason=reason)
+        run_steering.stop_run(run_id, actor, reason=reason)
 
 
 def _fits(run: RequeueRun, action: str) -> bool:
@@ -92,7 +92,7 @@ def _fits(run: RequeueRun, action: str) -> bool:
 
 def _retestable(run: RequeueRun) -> bool:
     """Return True if it has failed, and a message can show whether the cause is gone before the others are sent."""
-    return run.wait in steering.RETESTABLE and run.unsent > 1
+    return run.wait in run_steering.RETESTABLE and run.unsent > 1
 
 
 def _missing_reason(request: HttpRequest, run: RequeueRun, action: str) -> str:
@@ -102,7 +102,7 @@ def _missing_reason(request: HttpRequest, run: RequeueRun, action: str) -> str:
 
 
 def _needs_reason(run: RequeueRun, action: str) -> bool:
-    return action == STOP or (action == RESUME and run.wait in steering.RETESTABLE)
+    return action == STOP or (action == RESUME and run.wait in run_steering.RETESTABLE)
 
 
 def _test_label(run: RequeueRun) -> str:

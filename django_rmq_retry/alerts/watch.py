@@ -16,7 +16,7 @@ from django_rmq_retry.alerts.ways import TimeLimitedWay, ways
 from django_rmq_retry.conf import Alerts, settings
 from django_rmq_retry.messages.texts import COLUMN_BYTES, one_line, short
 from django_rmq_retry.models import AlertWatch
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.recurring import LastingFailures, Recurring, thread_name
 
 log = logging.getLogger("django_rmq_retry")
@@ -121,7 +121,7 @@ class AlertWatcher(Recurring):
 
     def _held(self) -> AlertWatch | None:
         """Take or renew the lease; return the row, or None if another process has it."""
-        now = database_clock.now(database())
+        now = database_clock.now(records_alias())
         free = Q(leased_until__isnull=True) | Q(leased_until__lt=now) | Q(holder=self._name)
         taken = {"holder": self._name, "leased_until": now + ALERTS_LEASE}
         if not _rows().filter(free).update(**taken):
@@ -132,7 +132,7 @@ class AlertWatcher(Recurring):
 
     def _record(self, ledgers: dict[str, Ledger]) -> None:
         told = {name: ledger.rows() for name, ledger in ledgers.items()}
-        if not self._mine().update(told=told, leased_until=database_clock.now(database()) + ALERTS_LEASE):
+        if not self._mine().update(told=told, leased_until=database_clock.now(records_alias()) + ALERTS_LEASE):
             raise LeaseLost
 
     def _mine(self) -> "QuerySet[AlertWatch]":
@@ -140,8 +140,8 @@ class AlertWatcher(Recurring):
 
     @staticmethod
     def _now() -> float:
-        return database_clock.now(database()).timestamp()
+        return database_clock.now(records_alias()).timestamp()
 
 
 def _rows() -> "QuerySet[AlertWatch]":
-    return AlertWatch.objects.using(database()).filter(name=NAME)
+    return AlertWatch.objects.using(records_alias()).filter(name=NAME)

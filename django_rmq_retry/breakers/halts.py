@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.queue_state import Halt
-from django_rmq_retry.breakers.table import database
+from django_rmq_retry.breakers.table import controls_alias
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.recurring import LastingFailures
@@ -31,7 +31,7 @@ NOT_HALTED = {"halted_at": None, "halted_seen_at": None, "halted_message": "", "
 
 def halted(now: datetime | None = None) -> tuple[QueueControl, ...]:
     """Return the queues that are halted now, by the clock of the database."""
-    alias = database()
+    alias = controls_alias()
     rows = QueueControl.objects.using(alias).filter(halted_at__isnull=False)
     return tuple(rows.filter(halted_seen_at__gt=(now or database_clock.now(alias)) - STALE_HALT).order_by("queue"))
 
@@ -104,10 +104,10 @@ class Halts:
             self._mine(queue).update(halted_seen_at=None)
 
     def _mine(self, queue: str) -> QuerySet[QueueControl]:
-        return QueueControl.objects.using(database()).filter(queue=queue, halted_by=self._who)
+        return QueueControl.objects.using(controls_alias()).filter(queue=queue, halted_by=self._who)
 
     def _write(self, halt: Halt) -> None:
-        alias = database()
+        alias = controls_alias()
         row, _made = QueueControl.objects.using(alias).get_or_create(queue=halt.queue)
         now, message = database_clock.now(alias), short(halt.message_id or "", COLUMN_BYTES)
         since = now - timedelta(seconds=max(time.time() - halt.since, 0.0))

@@ -88,13 +88,13 @@ def _epoch(at: datetime | None) -> float | None:
 class BreakerTable:
     def read(self, queues: Collection[str]) -> Mapping[str, QueueState]:
         # This call measures the database's clock; until the next one, times need no query.
-        database_clock.now(database())
-        rows = QueueControl.objects.using(database()).filter(queue__in=list(queues))
+        database_clock.now(controls_alias())
+        rows = QueueControl.objects.using(controls_alias()).filter(queue__in=list(queues))
         return {row.queue: state_of(row) for row in rows}
 
     def put(self, queue: str, circuit: Circuit, who: str) -> None:
         """Write this process's state of a breaker. A successful probe closes it even if another process is probing."""
-        rows = QueueControl.objects.using(database())
+        rows = QueueControl.objects.using(controls_alias())
         rows.get_or_create(queue=queue)
         changed = rows.filter(queue=queue)
         if circuit.opened:
@@ -103,19 +103,19 @@ class BreakerTable:
 
     def claim(self, queue: str, who: str, *, now: float, until: float, most: float) -> bool:
         """Claim the next probe; return True on success. Times over ``most`` seconds ahead are from a wrong clock."""
-        open_ones = QueueControl.objects.using(database()).filter(queue=queue, opened=True)
+        open_ones = QueueControl.objects.using(controls_alias()).filter(queue=queue, opened=True)
         free = Q(prober="") | Q(prober=who) | Q(probe_until__isnull=True) | Q(probe_until__lte=column_time(now))
         wrong = Q(probe_at__gt=column_time(now + most)) | Q(probe_until__gt=column_time(now + most))
         due = open_ones.filter(wrong | (Q(probe_at__lte=column_time(now)) & free))
         return bool(due.update(prober=who, probe_until=column_time(until), probe_at=column_time(now)))
 
     def renew(self, queue: str, who: str, until: float) -> None:
-        mine = QueueControl.objects.using(database()).filter(queue=queue, opened=True, prober=who)
+        mine = QueueControl.objects.using(controls_alias()).filter(queue=queue, opened=True, prober=who)
         mine.update(probe_until=column_time(until))
 
     def release(self, who: str) -> None:
         """Release this process's probes, so that other processes can probe at once."""
-        QueueControl.objects.using(database()).filter(prober=who).update(prober="", probe_until=None)
+        QueueControl.objects.using(controls_alias()).filter(prober=who).update(prober="", probe_until=None)
 
 
 def process_name() -> str:
@@ -123,7 +123,7 @@ def process_name() -> str:
     return f"{socket.gethostname()[:100]}:{os.getpid()}.{uuid.uuid4().hex[:8]}"
 
 
-def database() -> str:
+def controls_alias() -> str:
     return router.db_for_write(QueueControl)
 
 
@@ -131,7 +131,7 @@ class RateTable:
     """One row for each handler. An update applies only if the row is still as it was read, so no lock is needed."""
 
     def take(self, handler: str, count: int, rate: float, now: float) -> float:
-        rows = HandlerRate.objects.using(database()).filter(handler=handler)
+        rows = HandlerRate.objects.using(controls_alias()).filter(handler=handler)
         for _ in range(MOST_UPDATES):
             known = rows.values_list("next_at", flat=True).first()
             first = now if known is None else first_free(known.timestamp(), rate, now)
@@ -148,8 +148,8 @@ class RateTable:
 
     def _insert(self, handler: str, following: datetime) -> bool:
         try:
-            with transaction.atomic(using=database()):
-                HandlerRate.objects.using(database()).create(handler=handler, next_at=following)
+            with transaction.atomic(using=controls_alias()):
+                HandlerRate.objects.using(controls_alias()).create(handler=handler, next_at=following)
         except IntegrityError:
             return False
         return True

@@ -17,7 +17,7 @@ from django_rmq_retry.attempts.captured_log import FreshConnectionsAndLog
 from django_rmq_retry.breakers.gate import BreakerGate
 from django_rmq_retry.breakers.halts import Halts
 from django_rmq_retry.breakers.rates import RateGate
-from django_rmq_retry.breakers.table import BreakerTable, RateTable, database, process_name
+from django_rmq_retry.breakers.table import BreakerTable, RateTable, controls_alias, process_name
 from django_rmq_retry.breakers.watch import Watch
 from django_rmq_retry.consumer.attempt import AttemptPipeline
 from django_rmq_retry.consumer.consumer import Consumer, ConsumerLimits, Watchers
@@ -140,7 +140,7 @@ def _refusal(work_queues: Sequence[WorkQueue], broker: Server) -> str | None:
 def _clock() -> str:
     """Return the database whose clock all processes share; stamps of messages are compared with its times."""
     try:
-        return database()
+        return controls_alias()
     except Exception:  # noqa: BLE001 - a project's database router may fail: without a time no failure can be settled
         return DEFAULT_DB_ALIAS
 

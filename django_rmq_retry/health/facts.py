@@ -53,7 +53,7 @@ from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.parked import cause_name
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering.keys import blocked_figures
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.groups import growth_began
 from django_rmq_retry.parked.items import OUTCOME_LIMIT, counted_elsewhere
 from django_rmq_retry.policies.verdict import Kind
@@ -393,7 +393,7 @@ def outbox() -> PendingRows:
 
 def approvals() -> ApprovalCounts:
     """Count the requests that wait for a second person."""
-    waiting = ApprovalRequest.objects.using(database()).open(database_clock.now(database()))
+    waiting = ApprovalRequest.objects.using(records_alias()).open(database_clock.now(records_alias()))
     totals = waiting.order_by().aggregate(count=Count("pk"), oldest=Min("asked_at"), first=Min("pk"))
     only = totals["first"] if totals["count"] == 1 else None
     return ApprovalCounts(count=totals["count"], oldest=totals["oldest"], only=only)

@@ -30,7 +30,7 @@ from django_rmq_retry.management.databases import DatabaseAway, named_errors, pi
 from django_rmq_retry.management.terminal import clock, printable, utc
 from django_rmq_retry.models import ApprovalRequest, Declared, RequestState
 from django_rmq_retry.parked import approvals
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, Outdated, Refused
 
@@ -142,7 +142,7 @@ class RmqCommand(BaseCommand):
         except SecondPersonNeeded as needed:
             asked = self.ask(needed, options.get("actor") or Actor.of_shell())
             if options.get("json"):
-                self.document("approval_request/1", request=request_data(asked, database_clock.now(database())))
+                self.document("approval_request/1", request=request_data(asked, database_clock.now(records_alias())))
             return Exit.ASKED
 
     def ask(self, needed: SecondPersonNeeded, actor: Actor) -> ApprovalRequest:

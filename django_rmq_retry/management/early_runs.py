@@ -18,7 +18,7 @@ from django_rmq_retry.management.parked_runs import (
     say_unread,
 )
 from django_rmq_retry.management.terminal import clock, utc
-from django_rmq_retry.parked import controls, early_runs
+from django_rmq_retry.parked import early_runs, queue_pauses
 from django_rmq_retry.parked.early_retries import RetryFilter, WaitingReport, report
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, RequeueOptions
@@ -54,7 +54,7 @@ def send_waiting(command: RmqCommand, options: Options) -> Exit:
     queue = options["queue"]
     chosen = RequeueOptions(rate=options["rate"], stop_at=options["stop_at"], canary=options["canary"])
     chosen.check()
-    check_known("queue", [queue], controls.queues())
+    check_known("queue", [queue], queue_pauses.queues())
     wanted = RetryFilter.of(options)
     with broker_connections.connections.session(purpose="command", patience=options["timeout"]) as session:
         if session is None:
@@ -97,7 +97,7 @@ def _preview(command: RmqCommand, found: WaitingReport, chosen: RequeueOptions, 
 
 def _say_stopped(command: RmqCommand, queue: str, options: Options) -> None:
     now = table.now()
-    [state] = [one.state(now) for one in controls.queue_states() if one.queue == queue]
+    [state] = [one.state(now) for one in queue_pauses.queue_states() if one.queue == queue]
     if state is not Flow.FLOWING:
         command.say(f"Queue {queue} is {state}: what is sent waits there. See manage.py rmq_queue list.")
     broker = broker_connections.connections.target_queues(options["timeout"])

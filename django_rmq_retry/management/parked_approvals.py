@@ -16,7 +16,7 @@ from django_rmq_retry.management.parked_edits import result_lines, show_others, 
 from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import ApprovalRequest, GatedAct, RequestState
 from django_rmq_retry.parked import approvals, gated_acts
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.edit_many import others_of
 from django_rmq_retry.parked.edited_keys import others_with
 from django_rmq_retry.parked.four_eyes import Wish
@@ -44,7 +44,7 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
 
 def show_requests(command: RmqCommand, options: Options) -> Exit:
     rows = approvals.requests().order_by("-pk") if options["decided"] else approvals.open_requests()
-    known, now = list(rows[: options["limit"]]), database_clock.now(database())
+    known, now = list(rows[: options["limit"]]), database_clock.now(records_alias())
     if options["json"]:
         command.document("parked_approvals/1", items=[request_data(one, now) for one in known])
     elif known:
@@ -84,7 +84,7 @@ def approve(command: RmqCommand, options: Options) -> Exit:
     second = signed_in(options["user"], otherwise="Approve the request in the admin.")
     done = approvals.approve(request.pk, second, remark=options["remark"], seen=seen)
     if options["json"]:
-        command.document("parked_approve/1", request=request_data(done, database_clock.now(database())))
+        command.document("parked_approve/1", request=request_data(done, database_clock.now(records_alias())))
         return Exit.DONE
     command.line(f"Request {done.pk} is approved and carried out.")
     if done.run is not None:
@@ -95,14 +95,14 @@ def approve(command: RmqCommand, options: Options) -> Exit:
 def reject(command: RmqCommand, options: Options) -> Exit:
     done = approvals.reject(options["id"], Actor.of_shell(), reason=options["reason"])
     if options["json"]:
-        command.document("parked_reject/1", request=request_data(done, database_clock.now(database())))
+        command.document("parked_reject/1", request=request_data(done, database_clock.now(records_alias())))
     else:
         command.line(f"Request {done.pk} is rejected. Nothing was done.")
     return Exit.DONE
 
 
 def _found(number: int) -> tuple[ApprovalRequest, Wish]:
-    request = ApprovalRequest.objects.using(database()).filter(pk=number).first()
+    request = ApprovalRequest.objects.using(records_alias()).filter(pk=number).first()
     if request is None:
         raise CommandError(f"There is no request {number}.", returncode=Exit.NOTHING)
     return request, Wish.of(request)

@@ -15,7 +15,7 @@ from django_rmq_retry.management.arguments import moment
 from django_rmq_retry.management.command import Options, RmqCommand, add_yes, usage_error
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import KeyList, State
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.key_lists import (
     Excluded,
     KeyMatch,
@@ -121,7 +121,7 @@ def keys_from(name: str | None) -> list[str]:
 def answer_of(chosen: Selection) -> Lookup | None:
     """Return the matches of the keys by which messages were chosen; None without a list of keys."""
     listed = chosen.filter.get(LISTED)
-    return matches_of_list(KeyList.objects.using(database()).get(pk=listed["list"])) if listed else None
+    return matches_of_list(KeyList.objects.using(records_alias()).get(pk=listed["list"])) if listed else None
 
 
 def excluded_from(chosen: Selection) -> Excluded | None:

@@ -29,7 +29,7 @@ from django_rmq_retry.management.parked_choice import (
 from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState, State
 from django_rmq_retry.models.runs import ACTIVE, MIN_OUTCOMES
-from django_rmq_retry.parked import steering
+from django_rmq_retry.parked import run_steering
 from django_rmq_retry.parked.findings import INCLUDABLE, MOST_QUEUES, RequeueFinding, RequeueReport, report
 from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import Actor
@@ -158,13 +158,13 @@ def drive_run(command: RmqCommand, options: Options) -> Exit:
     if options["canary"] and not options["resume"]:
         raise CommandError("--canary works with --resume only.", returncode=Exit.USAGE)
     if options["resume"]:
-        resumed = steering.resume(number, actor, canary=options["canary"], reason=reason)
+        resumed = run_steering.resume_run(number, actor, canary=options["canary"], reason=reason)
         return report_run(command, resumed, options, Exit.DONE)
-    for name in ("pause", "stop"):
+    for name, act in (("pause", run_steering.pause_run), ("stop", run_steering.stop_run)):
         if options[name]:
-            return report_run(command, getattr(steering, name)(number, actor, reason=reason), options, Exit.DONE)
+            return report_run(command, act(number, actor, reason=reason), options, Exit.DONE)
     if options["rate"] is not None:
-        run = steering.change_rate(number, actor, rate=options["rate"], reason=reason)
+        run = run_steering.change_rate(number, actor, rate=options["rate"], reason=reason)
         return report_run(command, run, options, Exit.DONE)
     if options["export"]:
         for line in (early_lines if run.retries_of else run_lines)(number, actor):
@@ -331,7 +331,7 @@ def report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exi
             listed = f"manage.py rmq_parked list --handled-twice-of-run {run.pk}"
             command.say(f"To list the messages that were handled twice: {listed}")
         itself = f"manage.py rmq_parked requeue-run {run.pk}"
-        if paused and run.wait in steering.RETESTABLE:
+        if paused and run.wait in run_steering.RETESTABLE:
             command.say(f"To send one again, and the others after it was processed: {itself} --resume --canary")
             command.say(f"To resume it without a test: {itself} --resume")
         elif paused:

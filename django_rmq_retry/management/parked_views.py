@@ -24,7 +24,7 @@ from django_rmq_retry.models import Action, Attempt, ErrorGroup, OperatorAction,
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked.arrivals import stated_time
 from django_rmq_retry.parked.audit import acts_on, log_action, messages_named
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.findings import sends_any
 from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.items import groups_of_runs
@@ -175,7 +175,7 @@ def show_groups(command: RmqCommand, options: Options) -> Exit:
     groups = list((rows if options["all"] else rows.filter(parked__gt=0))[: options["limit"]])
     lately = parked_lately([row.pk for row in groups], buckets=1)
     recent = {group: counts[-1] for group, counts in lately.counts.items()}
-    now = database_clock.now(database())
+    now = database_clock.now(records_alias())
     growing = {row.pk: grows(lately.newest[row.pk], row.last_seen, now) for row in groups}
     step = _next_step([row.pk for row in groups if row.parked])
     if options["json"]:

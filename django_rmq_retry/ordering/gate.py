@@ -23,8 +23,8 @@ from django_rmq_retry.ordering.keys import (
     MessageNames,
     add_waiting,
     block,
-    database,
     goes_first,
+    keys_alias,
     locked,
     pass_on,
     unblock,
@@ -93,7 +93,7 @@ class OrderGate:
             return self._blocked[queue]
         with self._lock:
             if queue not in self._blocked or self._lines.get(queue) is not line:
-                rows = BlockedKey.objects.using(database()).filter(queue=queue)
+                rows = BlockedKey.objects.using(keys_alias()).filter(queue=queue)
                 self._blocked[queue] = set(rows.values_list("digest", flat=True))
                 self._lines[queue] = line
                 self._slowed = {one: where for one, where in self._slowed.items() if where != queue}
@@ -103,7 +103,7 @@ class OrderGate:
         """Store the message behind the one that goes first; None if it is that one, or if its key is not blocked."""
         slowed = self._slowed.pop(delivery.token, None) is not None
         try:
-            with transaction.atomic(using=database()):
+            with transaction.atomic(using=keys_alias()):
                 blocked_key = locked(key)
                 if blocked_key is not None and not goes_first(blocked_key, delivery):
                     _store(blocked_key, delivery, even_if_full=slowed)
@@ -116,7 +116,7 @@ class OrderGate:
             text = f"The message cannot wait behind a failed message with its ordering key: {error}"
             return replace(park(Reason.PERMANENT, text, ErrorNote.of(error)), counted=False)
         except NotStored as error:
-            using = database()
+            using = keys_alias()
             if asked_again(connections[using], BlockedKey.objects.using(using).exists) is None:
                 raise Unready(f"The connection to database {using!r} was lost while a message was stored.") from error
             raise
@@ -126,7 +126,7 @@ class OrderGate:
 
     def _block(self, delivery: Delivery, subscription: Subscription, *, parked: bool) -> None:
         key = text_digest(subscription.name, delivery.key or "")
-        with transaction.atomic(using=database()):
+        with transaction.atomic(using=keys_alias()):
             block(delivery, handler=subscription.name, digest=key, parked=parked)
         with self._lock:
             self._blocked.setdefault(delivery.queue, set()).add(key)
@@ -134,7 +134,7 @@ class OrderGate:
     def _unblock(self, delivery: Delivery, key: str) -> None:
         if key not in self._blocked.get(delivery.queue, ()) and not delivery.redelivered:
             return
-        with transaction.atomic(using=database()):
+        with transaction.atomic(using=keys_alias()):
             blocked_key = locked(key)
             free = blocked_key is None or (goes_first(blocked_key, delivery) and pass_on(blocked_key) is None)
         if free:
@@ -143,7 +143,7 @@ class OrderGate:
     def _unblock_elsewhere(self, delivery: Delivery, key: str) -> None:
         """Unblock keys that the message has blocked under an earlier ``order_by`` or name of its handler."""
         names = MessageNames.of(delivery)
-        rows = BlockedKey.objects.using(database()).filter(
+        rows = BlockedKey.objects.using(keys_alias()).filter(
             identity=names.identity, name=names.name, queue=delivery.queue
         )
         for blocked_key in rows.exclude(digest=key):
@@ -167,7 +167,7 @@ class OrderGate:
 
 
 def _store(blocked_key: BlockedKey, delivery: Delivery, *, even_if_full: bool) -> None:
-    connection = connections[database()]
+    connection = connections[keys_alias()]
     try:
         add_waiting(blocked_key, delivery, even_if_full=even_if_full)
     except (InterfaceError, OperationalError) as error:

@@ -114,19 +114,19 @@ class Full(Exception):
         super().__init__(f"{most} messages wait already {where}")
 
 
-def database() -> str:
+def keys_alias() -> str:
     """Return the database of the blocked keys; its outbox sends the messages of an unblocked key."""
     return router.db_for_write(BlockedKey)
 
 
 def locked(digest: str) -> BlockedKey | None:
     """Return the blocked key, locked against other changes until the transaction ends; None if it is not blocked."""
-    return locking(BlockedKey.objects.using(database()).filter(digest=digest)).first()
+    return locking(BlockedKey.objects.using(keys_alias()).filter(digest=digest)).first()
 
 
 def block(delivery: Delivery, *, handler: str, digest: str, parked: bool) -> None:
     """Block the key with a message that has failed, unless another message blocks it already."""
-    using, names = database(), MessageNames.of(delivery)
+    using, names = keys_alias(), MessageNames.of(delivery)
     blocked_key = BlockedKey(
         handler=short(handler, COLUMN_BYTES),
         key=short(delivery.key or "", COLUMN_BYTES),
@@ -161,7 +161,7 @@ def goes_first(blocked_key: BlockedKey, delivery: Delivery) -> bool:
 
 def add_waiting(blocked_key: BlockedKey, delivery: Delivery, *, even_if_full: bool = False) -> None:
     """Store a message once behind the one that goes first. Raise Full above a limit, ValueError if it is unsendable."""
-    using, digest = database(), delivery_digest(delivery)
+    using, digest = keys_alias(), delivery_digest(delivery)
     waiting = BlockedMessage.objects.using(using).filter(block=blocked_key)
     if waiting.filter(digest=digest).exists():
         return
@@ -187,7 +187,7 @@ def add_waiting(blocked_key: BlockedKey, delivery: Delivery, *, even_if_full: bo
 
 def pass_on(blocked_key: BlockedKey) -> BlockedMessage | None:
     """Let the next message go first, back in its queue, as the first is resolved; unblock the key if none waits."""
-    using = database()
+    using = keys_alias()
     following = BlockedMessage.objects.using(using).filter(block=blocked_key).order_by("pk").first()
     rows = BlockedKey.objects.using(using).filter(pk=blocked_key.pk)
     if following is None:
@@ -215,14 +215,14 @@ def _check_room(blocked_key: BlockedKey) -> None:
     settings = conf.settings()
     if blocked_key.waiting >= settings.blocked_per_key:
         raise Full(blocked_key, most=settings.blocked_per_key, limit=WaitingLimit.PER_KEY)
-    total = BlockedKey.objects.using(database()).aggregate(total=Sum("waiting"))["total"] or 0
+    total = BlockedKey.objects.using(keys_alias()).aggregate(total=Sum("waiting"))["total"] or 0
     if total >= settings.blocked_total:
         raise Full(blocked_key, most=settings.blocked_total, limit=WaitingLimit.TOTAL)
 
 
 def unblock_resolved() -> bool:
     """Unblock keys whose first message was resolved by an operator or elsewhere; return True if there may be more."""
-    if not BlockedKey.objects.using(database()).exists():
+    if not BlockedKey.objects.using(keys_alias()).exists():
         return False
     keys = list(_resolved_keys()[:MOST_AT_ONCE])
     left = list(_without_order()[:MOST_AT_ONCE])
@@ -243,13 +243,13 @@ def _errors_of(act: Callable[[BlockedKey], object], keys: Sequence[BlockedKey]) 
 
 def resolved(messages: Collection[int]) -> None:
     """Unblock, without the wait for the next search, the keys of parked messages that have just been resolved."""
-    if not BlockedKey.objects.using(database()).exists():
+    if not BlockedKey.objects.using(keys_alias()).exists():
         return
     rows = ParkedMessage.objects.using(router.db_for_write(ParkedMessage)).filter(state__in=RESOLVED)
     for some in in_slices(sorted(messages), MOST_AT_ONCE):
         records = rows.filter(pk__in=some).only("identity", "message_id", "sha256", "queue")
         queues = {name: record.queue for record in records for name in identities(record)}
-        for blocked_key in BlockedKey.objects.using(database()).filter(identity__in=queues):
+        for blocked_key in BlockedKey.objects.using(keys_alias()).filter(identity__in=queues):
             if blocked_key.queue == queues[blocked_key.identity]:
                 unblock(blocked_key)
 
@@ -257,7 +257,7 @@ def resolved(messages: Collection[int]) -> None:
 def never_sent(rows: Collection[OutboxMessage]) -> None:
     """Unblock keys whose first message was in the outbox, to return to its queue, and is discarded from there."""
     queues = {row.routing_key for row in rows if not row.exchange}
-    blocked = set(BlockedKey.objects.using(database()).filter(queue__in=queues).values_list("queue", flat=True))
+    blocked = set(BlockedKey.objects.using(keys_alias()).filter(queue__in=queues).values_list("queue", flat=True))
     for row in rows:
         if row.exchange or row.routing_key not in blocked or PREFIX_BYTES not in bytes(row.properties):
             continue
@@ -265,7 +265,7 @@ def never_sent(rows: Collection[OutboxMessage]) -> None:
             queue=row.routing_key, routing_key=row.routing_key, body=bytes(row.body), raw=bytes(row.properties)
         )
         gone = at_origin(came, came_by=came)
-        for blocked_key in BlockedKey.objects.using(database()).filter(
+        for blocked_key in BlockedKey.objects.using(keys_alias()).filter(
             queue=gone.queue, identity=MessageNames.of(gone).identity
         ):
             if not blocked_key.parked:
@@ -274,7 +274,7 @@ def never_sent(rows: Collection[OutboxMessage]) -> None:
 
 def unblock(blocked_key: BlockedKey) -> bool:
     """Let the next message of a key go first, unless another one does by now; return True on success."""
-    with transaction.atomic(using=database()):
+    with transaction.atomic(using=keys_alias()):
         now = locked(blocked_key.digest)
         if now is None or (now.name, now.since) != (blocked_key.name, blocked_key.since):
             return False
@@ -284,7 +284,7 @@ def unblock(blocked_key: BlockedKey) -> bool:
 
 def blocked_by(record: ParkedMessage) -> QuerySet[BlockedKey]:
     """Return the keys that the parked message blocks: one, unless other bytes were published under its name."""
-    rows = BlockedKey.objects.using(database())
+    rows = BlockedKey.objects.using(keys_alias())
     return rows.filter(identity__in=identities(record), queue=record.queue)
 
 
@@ -313,12 +313,12 @@ def _records(blocked_key: BlockedKey) -> QuerySet[ParkedMessage]:
 def _without_order() -> QuerySet[BlockedKey]:
     """Return the keys of queues whose handlers use no ``order_by`` now: no gate would see how a message ends."""
     without_order = [work_queue.queue.name for work_queue in registry.work_queues() if not work_queue.keyed]
-    return BlockedKey.objects.using(database()).filter(queue__in=without_order).order_by("pk")
+    return BlockedKey.objects.using(keys_alias()).filter(queue__in=without_order).order_by("pk")
 
 
 def _unblock_all(blocked_key: BlockedKey) -> None:
     """Unblock the key and send all its waiting messages back to their queue, in their order."""
-    with transaction.atomic(using=database()):
+    with transaction.atomic(using=keys_alias()):
         now = locked(blocked_key.digest)
         while now is not None and pass_on(now) is not None:
             continue
@@ -329,19 +329,21 @@ def _unblock_all(blocked_key: BlockedKey) -> None:
 
 def _resolved_keys() -> QuerySet[BlockedKey]:
     """Return the keys whose first message was parked and then resolved after it had failed."""
-    records = ParkedMessage.objects.using(database()).filter(queue=OuterRef("queue"))
+    records = ParkedMessage.objects.using(keys_alias()).filter(queue=OuterRef("queue"))
     named = records.filter(identity=OuterRef("identity"))
     ended = named.filter(state__in=RESOLVED, resolved_at__gte=OuterRef("since"))
-    rows = BlockedKey.objects.using(database()).exclude(identity__startswith=BODY).filter(Exists(ended))
+    rows = BlockedKey.objects.using(keys_alias()).exclude(identity__startswith=BODY).filter(Exists(ended))
     nameless = [blocked_key.pk for blocked_key in _nameless() if _ended(blocked_key)]
     if not nameless:
         return rows.order_by("pk")
-    return BlockedKey.objects.using(database()).filter(Q(pk__in=rows.values("pk")) | Q(pk__in=nameless)).order_by("pk")
+    return (
+        BlockedKey.objects.using(keys_alias()).filter(Q(pk__in=rows.values("pk")) | Q(pk__in=nameless)).order_by("pk")
+    )
 
 
 def _nameless() -> QuerySet[BlockedKey]:
     """Return up to ``MOST_AT_ONCE`` keys whose first message has no id, at random: each costs a query of its own."""
-    rows = BlockedKey.objects.using(database()).filter(identity__startswith=BODY, parked=True)
+    rows = BlockedKey.objects.using(keys_alias()).filter(identity__startswith=BODY, parked=True)
     return rows.order_by("?")[:MOST_AT_ONCE]
 
 
@@ -369,7 +371,7 @@ class BlockedFigures:
 def blocked_figures() -> BlockedFigures:
     """Return the present figures, from one query over the blocked keys."""
     figures = {"keys": Count("pk"), "parked": Count("pk", filter=Q(parked=True)), "oldest": Min("since")}
-    totals = BlockedKey.objects.using(database()).aggregate(total=Sum("waiting"), most=Max("waiting"), **figures)
+    totals = BlockedKey.objects.using(keys_alias()).aggregate(total=Sum("waiting"), most=Max("waiting"), **figures)
     waiting, most, settings = totals["total"] or 0, totals["most"] or 0, conf.settings()
     return BlockedFigures(
         keys=totals["keys"],

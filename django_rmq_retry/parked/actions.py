@@ -16,7 +16,7 @@ from django_rmq_retry.models import Action, DiscardCategory, GatedAct, ParkedMes
 from django_rmq_retry.models.parked import OPEN, RESOLVED
 from django_rmq_retry.ordering.keys import resolved
 from django_rmq_retry.parked.audit import log_action
-from django_rmq_retry.parked.database import NOT_HELD, database, locked_messages, move, transaction_of
+from django_rmq_retry.parked.database import NOT_HELD, locked_messages, move, records_alias, transaction_of
 from django_rmq_retry.parked.four_eyes import Wish, require_second
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, Allowed, Refused
@@ -86,7 +86,7 @@ def change_slice(
     if meant and change.state in RESOLVED:
         # Unblock the messages that wait behind these. If that fails, a consumer unblocks them a little later.
         ended = [row.pk for row in meant]
-        transaction.on_commit(lambda: resolved(ended), using=database(), robust=True)
+        transaction.on_commit(lambda: resolved(ended), using=records_alias(), robust=True)
     return Done(changed=len(meant), left=len(ids) - len(fresh), refused=len(fresh) - len(meant))
 
 
@@ -135,7 +135,7 @@ def discarding(category: str, text: str = "") -> Change:
         action=Action.DISCARD,
         states=OPEN,
         state=State.DISCARDED,
-        changes={"resolved_at": database_clock.now(database()), "resolution": reason, **NOT_HELD},
+        changes={"resolved_at": database_clock.now(records_alias()), "resolution": reason, **NOT_HELD},
         reason=reason,
         facts={"category": str(category)},
     )
@@ -156,7 +156,7 @@ def restore(selection: Selection, actor: Actor, *, reason: str = "") -> Done:
 def hold(
     selection: Selection, actor: Actor, *, until: datetime, reason: str = "", allowed: Allowed | None = None
 ) -> Done:
-    now = database_clock.now(database())
+    now = database_clock.now(records_alias())
     if timezone.is_naive(until) or not now < until <= now + LONGEST_HOLD:
         raise Refused(_("A hold must end in the future, within a year."))
     changes = {"held_until": until, "hold_reason": short(reason, COLUMN_BYTES)}
@@ -172,8 +172,8 @@ def unhold(selection: Selection, actor: Actor, *, reason: str = "") -> Done:
 
 def unhold_due() -> int:
     """End the expired holds; return their number."""
-    now = database_clock.now(database())
-    due = ParkedMessage.objects.using(database()).filter(state=State.ON_HOLD, held_until__lte=now)
+    now = database_clock.now(records_alias())
+    due = ParkedMessage.objects.using(records_alias()).filter(state=State.ON_HOLD, held_until__lte=now)
     total = 0
     while ids := list(due.order_by().values_list("pk", flat=True)[:MESSAGES_AT_ONCE]):
         total += _end_holds(ids, now)

@@ -29,7 +29,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.approvals import ApprovalRows
 from django_rmq_retry.parked import members
 from django_rmq_retry.parked.audit import log_action
-from django_rmq_retry.parked.database import database, transaction_of
+from django_rmq_retry.parked.database import records_alias, transaction_of
 from django_rmq_retry.parked.four_eyes import Wish, seal_of, selection_of
 from django_rmq_retry.parked.gated_acts import ACTS, Approved
 from django_rmq_retry.parked.key_lists import mark_kept
@@ -57,12 +57,12 @@ LEFT_BEHIND = timedelta(seconds=30)
 
 
 def requests() -> ApprovalRows:
-    return ApprovalRequest.objects.using(database()).defer("body", "properties", "wish")
+    return ApprovalRequest.objects.using(records_alias()).defer("body", "properties", "wish")
 
 
 def open_requests() -> ApprovalRows:
     """Return the requests that can still be approved, the oldest first."""
-    return requests().open(database_clock.now(database()))
+    return requests().open(database_clock.now(records_alias()))
 
 
 def open_requests_for(rows: QuerySet[ParkedMessage]) -> list[tuple[ApprovalRequest, int]]:
@@ -86,7 +86,7 @@ def groups_of_requests() -> dict[int, list[ApprovalRequest]]:
         groups = set(group_numbers(chosen.filter.get("group", [])))
         if not groups:
             first = members.of(one.pk).order_by("place").values_list("message", flat=True)[:MOST_MEMBERS_READ]
-            rows = ParkedMessage.objects.using(database()).filter(pk__in=[*chosen.revisions, *first])
+            rows = ParkedMessage.objects.using(records_alias()).filter(pk__in=[*chosen.revisions, *first])
             groups = set(rows.order_by().values_list("group", flat=True).distinct())
         for group in groups:
             found.setdefault(group, []).append(one)
@@ -105,7 +105,7 @@ def ask(wish: Wish, actor: Actor) -> ApprovalRequest:
     """
     if settings().four_eyes.require_account and actor.user_id is None:
         raise NotAllowed(_("Nothing was done: here a command that asks needs --user with your account."))
-    using, now = database(), database_clock.now(database())
+    using, now = records_alias(), database_clock.now(records_alias())
     request = ApprovalRequest(
         act=wish.act,
         count=wish.count,
@@ -144,10 +144,10 @@ def ask(wish: Wish, actor: Actor) -> ApprovalRequest:
 
 def empty_ended() -> None:
     """Delete what requests hold that nobody can approve any more: contents of edits, and members."""
-    waits = Q(state=RequestState.WAITING, expires_at__gt=database_clock.now(database()))
+    waits = Q(state=RequestState.WAITING, expires_at__gt=database_clock.now(records_alias()))
     ended = requests().exclude(waits).exclude(state=RequestState.APPROVED)
     ended.filter(act=GatedAct.EDIT).exclude(body=b"").update(body=b"", properties=b"")
-    listing = RequeueRun.objects.using(database()).filter(listing_limit__isnull=False)
+    listing = RequeueRun.objects.using(records_alias()).filter(listing_limit__isnull=False)
     for one in ended.exclude(run__in=listing.values("pk")).filter(Exists(members.of(OuterRef("pk")))):
         members.of(one.pk).delete()
 
@@ -177,7 +177,7 @@ def approve(number: int, actor: Actor, *, remark: str = "", seen: str | None = N
     if _decide(number, actor, remark, seen).state == RequestState.APPROVED:
         while _next_slice(number):
             pass
-    return ApprovalRequest.objects.using(database()).get(pk=number)
+    return ApprovalRequest.objects.using(records_alias()).get(pk=number)
 
 
 @transaction_of(ApprovalRequest)
@@ -193,7 +193,7 @@ def _decide(number: int, actor: Actor, remark: str, seen: str | None) -> Approva
         raise Outdated(_("Nothing was done: this is not the request that was shown. Look at it again."))
     if request.state == RequestState.APPROVED:
         return request
-    now = database_clock.now(database())
+    now = database_clock.now(records_alias())
     request.state, request.decided_at, request.remark = RequestState.APPROVED, now, short(remark, COLUMN_BYTES)
     request.decided_by_user_id, request.decided_by = actor.user_id, actor.name
     changed = ACTS[request.act].carry_out(_approved(request))
@@ -201,7 +201,7 @@ def _decide(number: int, actor: Actor, remark: str, seen: str | None) -> Approva
         _finish(request, changed=changed)
     # After the act, because acts lock messages before the audit log.
     _log(request, actor, Action.APPROVE, reason=remark, asked_by=request.by)
-    request.save(using=database())
+    request.save(using=records_alias())
     return request
 
 
@@ -212,24 +212,24 @@ def reject(number: int, actor: Actor, *, reason: str) -> ApprovalRequest:
         raise Refused(_("Enter a reason: whoever asked for it must learn why."))
     request = _locked(number)
     _check_waits(request)
-    request.state, request.decided_at = RequestState.REJECTED, database_clock.now(database())
+    request.state, request.decided_at = RequestState.REJECTED, database_clock.now(records_alias())
     request.decided_by_user_id, request.decided_by = actor.user_id, actor.name
     request.remark = short(reason.strip(), COLUMN_BYTES)
     _log(request, actor, Action.REJECT, reason=reason, asked_by=request.by)
     _empty(request)
-    request.save(using=database())
+    request.save(using=records_alias())
     return request
 
 
 def _locked(number: int) -> ApprovalRequest:
-    request = locking(ApprovalRequest.objects.using(database()).filter(pk=number)).first()
+    request = locking(ApprovalRequest.objects.using(records_alias()).filter(pk=number)).first()
     if request is None:
         raise NothingChosen(_("There is no request %(number)s.") % {"number": number})
     return request
 
 
 def _check_waits(request: ApprovalRequest) -> None:
-    if request.waits(database_clock.now(database())):
+    if request.waits(database_clock.now(records_alias())):
         return
     if request.state == RequestState.WAITING:
         raise Outdated(_("Nothing was done: %(request)s has expired. Ask for it again.") % {"request": request})
@@ -246,7 +246,7 @@ def mark(request: ApprovalRequest) -> str:
 
 
 def _asked(request: ApprovalRequest) -> OperatorAction | None:
-    return OperatorAction.objects.using(database()).filter(number=request.asked, action=Action.ASK).first()
+    return OperatorAction.objects.using(records_alias()).filter(number=request.asked, action=Action.ASK).first()
 
 
 def _check_seal(request: ApprovalRequest) -> None:
@@ -343,7 +343,7 @@ def _empty(request: ApprovalRequest) -> None:
 def _listed_later(run_id: int | None) -> bool:
     return (
         run_id is not None
-        and RequeueRun.objects.using(database()).filter(pk=run_id, listing_limit__isnull=False).exists()
+        and RequeueRun.objects.using(records_alias()).filter(pk=run_id, listing_limit__isnull=False).exists()
     )
 
 
@@ -359,7 +359,7 @@ def _next_slice(number: int) -> bool:
         request.changed += changed
     else:
         _finish(request, changed=request.changed)
-    request.save(using=database(), update_fields=["place", "changed", "state"])
+    request.save(using=records_alias(), update_fields=["place", "changed", "state"])
     return done is not None
 
 
@@ -367,7 +367,7 @@ def finish_left_discards() -> None:
     """Go on with approved discards whose process was killed, for a moment."""
     if not settings().four_eyes:
         return
-    late = database_clock.now(database()) - LEFT_BEHIND
+    late = database_clock.now(records_alias()) - LEFT_BEHIND
     left = requests().filter(state=RequestState.APPROVED, decided_at__lt=late).order_by("pk")
     until = time.monotonic() + GOING_ON_SECONDS
     for number in left.values_list("pk", flat=True):

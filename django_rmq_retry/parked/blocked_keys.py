@@ -6,7 +6,7 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.models import Action, BlockedKey
-from django_rmq_retry.ordering.keys import database, locked, pass_on
+from django_rmq_retry.ordering.keys import keys_alias, locked, pass_on
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import transaction_of
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
@@ -14,7 +14,7 @@ from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Re
 
 def blocked(*, handler: str = "") -> QuerySet[BlockedKey]:
     """Return the blocked keys, the longest blocked first."""
-    rows = BlockedKey.objects.using(database()).order_by("since", "pk")
+    rows = BlockedKey.objects.using(keys_alias()).order_by("since", "pk")
     return rows.filter(handler=handler) if handler else rows
 
 

@@ -32,10 +32,10 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.parked import OriginKey
 from django_rmq_retry.parked.database import (
     NOT_WAITING,
-    database,
     locked_messages,
     locked_run,
     move,
+    records_alias,
     transaction_of,
 )
 from django_rmq_retry.parked.lease import run_of_driver
@@ -85,7 +85,7 @@ def claim(run_id: int, driver: str, items: Sequence[RequeueItem], copies: Callab
 
     Nothing is claimed if the run is not running or another driver owns it.
     """
-    using, now = database(), database_clock.now(database())
+    using, now = records_alias(), database_clock.now(records_alias())
     claims: list[Claim] = []
     left_out: dict[int, ItemReason] = {}
     messages = locked_messages([item.message_id for item in items])
@@ -130,13 +130,13 @@ def _is_other(message: ParkedMessage | None, item: RequeueItem) -> bool:
 
 def sent_by_others(run: RequeueRun, messages: Collection[int]) -> dict[int, int]:
     """Return those of these messages that another run sent since this one was started, each with that run's number."""
-    items = RequeueItem.objects.using(database()).filter(message__in=messages, sent_at__gt=run.created_at)
+    items = RequeueItem.objects.using(records_alias()).filter(message__in=messages, sent_at__gt=run.created_at)
     return {item.message_id: item.run_id for item in items.exclude(run=run.pk).order_by("pk")}
 
 
 def _claim_items(run_id: int, driver: str, claims: Sequence[Claim], left_out: Mapping[int, ItemReason]) -> bool:
     """Mark the run's items as claimed; False if this driver no longer owns the run, or another process took an item."""
-    using = database()
+    using = records_alias()
     if run_of_driver(run_id, driver, RunState.RUNNING) is None:
         return False
     pending = RequeueItem.objects.using(using).filter(run=run_id, state=ItemState.PENDING)
@@ -154,12 +154,12 @@ def _claim_items(run_id: int, driver: str, claims: Sequence[Claim], left_out: Ma
 
 def skip_items(run_id: int, codes: Mapping[int, ItemReason], *, state: ItemState = ItemState.PENDING) -> int:
     """Skip these items, each with its reason; return their number. The caller has locked the run's row."""
-    using = database()
+    using = records_alias()
     grouped: dict[ItemReason, list[int]] = {}
     for item, code in codes.items():
         grouped.setdefault(code, []).append(item)
     rows = RequeueItem.objects.using(using).filter(run=run_id, state=state)
-    now = database_clock.now(database())
+    now = database_clock.now(records_alias())
     count = sum(
         rows.filter(pk__in=some).update(state=ItemState.SKIPPED, skip_code=code, ended_at=now)
         for code, some in grouped.items()
@@ -171,7 +171,7 @@ def skip_items(run_id: int, codes: Mapping[int, ItemReason], *, state: ItemState
 
 def end_expired_claims() -> int:
     """End the expired claims; return their number. Their records are open again, and a copy may have been delivered."""
-    using = database()
+    using = records_alias()
     now = database_clock.now(using)
     stale = ParkedMessage.objects.using(using).filter(state=State.REQUEUEING, claimed_until__lt=now)
     total = 0
@@ -182,7 +182,7 @@ def end_expired_claims() -> int:
 
 @transaction_of(ParkedMessage)
 def _end_claims(ids: Sequence[int]) -> int:
-    using, now = database(), database_clock.now(database())
+    using, now = records_alias(), database_clock.now(records_alias())
     rows = locked_messages(ids, whole=False).values()
     stale = [row for row in rows if row.state == State.REQUEUEING and row.claimed_until and row.claimed_until < now]
     move(stale, State.PARKED, **UNCONFIRMED)
@@ -224,7 +224,7 @@ def _is_unchanged(row: ParkedMessage | None, claim: Claim) -> bool:
 
 def _put_back(results: Sequence[ClaimResult], rows: dict[int, ParkedMessage]) -> None:
     """Restore the records of unsent copies to their values before the claim."""
-    using = database()
+    using = records_alias()
     groups: Counter[tuple[int, str]] = Counter()
     origins: Counter[OriginKey] = Counter()
     for one in results:
@@ -240,7 +240,7 @@ def _put_back(results: Sequence[ClaimResult], rows: dict[int, ParkedMessage]) ->
 
 
 def _store_items(run_id: int, results: Sequence[ClaimResult], revisions: dict[int, int]) -> None:
-    using, now = database(), database_clock.now(database())
+    using, now = records_alias(), database_clock.now(records_alias())
     known = locked_run(run_id)
     if known is None:
         return

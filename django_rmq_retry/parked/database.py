@@ -83,14 +83,14 @@ def _missing_tables(alias: str) -> str:
     return ""
 
 
-def database() -> str:
+def records_alias() -> str:
     """Return the alias of the database in which parked messages are stored."""
     return router.db_for_write(ParkedMessage)
 
 
 def locked_messages(ids: Collection[int], *, whole: bool = True) -> dict[int, ParkedMessage]:
     """Return the records by primary key, locked until the transaction ends; with bodies only if ``whole``."""
-    rows = ParkedMessage.objects.using(database()).filter(pk__in=ids).order_by("pk")
+    rows = ParkedMessage.objects.using(records_alias()).filter(pk__in=ids).order_by("pk")
     return {row.pk: row for row in locking(rows if whole else rows.defer("body", "properties"), keys_stay=True)}
 
 
@@ -99,15 +99,15 @@ def move(rows: Collection[ParkedMessage], state: str, **changes: Any) -> None:
 
     The rows have the state in which they were locked. Groups are changed in the order of their keys.
     """
-    records = ParkedMessage.objects.using(database()).filter(pk__in=[row.pk for row in rows])
+    records = ParkedMessage.objects.using(records_alias()).filter(pk__in=[row.pk for row in rows])
     records.update(state=state, revision=F("revision") + 1, **changes)
     ErrorGroup.objects.count_all_moved(Counter((row.group_id, row.state) for row in rows), state)
-    ParkedOrigin.objects.count_moved(rows, state, using=database())
+    ParkedOrigin.objects.count_moved(rows, state, using=records_alias())
 
 
 def locked_run(run_id: int) -> RequeueRun | None:
     """Return a run, locked until the transaction ends; messages must be locked before it."""
-    return locking(RequeueRun.objects.using(database()).filter(pk=run_id), keys_stay=True).first()
+    return locking(RequeueRun.objects.using(records_alias()).filter(pk=run_id), keys_stay=True).first()
 
 
 def transaction_of(model: type[Model]) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -23,7 +23,7 @@ from django_rmq_retry.messages.identity import attempt_identity
 from django_rmq_retry.messages.message import message_id
 from django_rmq_retry.messages.stamp import at_origin
 from django_rmq_retry.models import Attempt, ErrorGroup
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.operators import NothingChosen, Refused
 from django_rmq_retry.policies.carriers import Carrier, Native
 from django_rmq_retry.statements import in_slices
@@ -122,7 +122,7 @@ def ways_back(queue: str) -> tuple[WayBack, ...]:
 def report(session: Session, queue: str, wanted: RetryFilter) -> WaitingReport:
     """Return how many retries wait, and why. With conditions that only the messages show, it looks at them."""
     ways = ways_back(queue)
-    now = database_clock.now(database())
+    now = database_clock.now(records_alias())
     rows = waiting(now, overdue=timedelta(0)).filter(queue=queue)
     if wanted.key:
         identities, not_seen = _looked_for(session, ways, wanted)
@@ -136,7 +136,7 @@ def report(session: Session, queue: str, wanted: RetryFilter) -> WaitingReport:
 
 def waiting_for(group: ErrorGroup) -> list[tuple[str, int]]:
     """Return how many retries wait because of a cause, by work queue; only of queues that can send them early."""
-    rows = waiting(database_clock.now(database()), overdue=timedelta(0)).filter(fingerprint=group.fingerprint)
+    rows = waiting(database_clock.now(records_alias()), overdue=timedelta(0)).filter(fingerprint=group.fingerprint)
     found = rows.order_by().values_list("queue").annotate(count=Count("pk")).order_by("-count", "queue")
     return [(queue, count) for queue, count in found if _can_send(queue)]
 
@@ -167,7 +167,7 @@ def chosen(retries: Sequence[WaitingRetry], wanted: RetryFilter) -> list[Waiting
     fit = [one for one in retries if _fits(one, wanted)]
     if not (wanted.error or wanted.group):
         return fit
-    rows = _narrowed(waiting(database_clock.now(database())), wanted)
+    rows = _narrowed(waiting(database_clock.now(records_alias())), wanted)
     known: set[str] = set()
     for some in in_slices([one.identity for one in fit], READ_AT_ONCE):
         known.update(rows.filter(identity__in=some).values_list("identity", flat=True))

@@ -7,7 +7,7 @@ from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import Action, RequeueRun
 from django_rmq_retry.models.runs import SENDING
 from django_rmq_retry.parked.audit import log_action
-from django_rmq_retry.parked.database import database, transaction_of
+from django_rmq_retry.parked.database import records_alias, transaction_of
 from django_rmq_retry.parked.early_retries import RetryFilter, ways_back
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Refused, lacks_reason
 from django_rmq_retry.parked.requeue_options import DEFAULT_OPTIONS, RequeueOptions
@@ -29,7 +29,7 @@ def start(
     """
     options.check()
     ways_back(queue)
-    other = RequeueRun.objects.using(database()).filter(retries_of=queue, state__in=SENDING).first()
+    other = RequeueRun.objects.using(records_alias()).filter(retries_of=queue, state__in=SENDING).first()
     if other is not None:
         text = _("%(run)s by %(name)s sends retries of %(queue)s already. Stop it first, or wait for its end.")
         raise Refused(text % {"run": other, "name": other.by, "queue": queue})
@@ -38,7 +38,7 @@ def start(
     if lacks_reason(count, reason):
         raise Refused(lacks_reason(count, reason))
     wanted = wanted or RetryFilter()
-    now = database_clock.now(database())
+    now = database_clock.now(records_alias())
     run = RequeueRun(
         created_at=now,
         started_at=now,
@@ -60,7 +60,7 @@ def start(
 @transaction_of(RequeueRun)
 def _insert_run(run: RequeueRun, actor: Actor, wanted: RetryFilter) -> RequeueRun:
     run.pk = None
-    run.save(using=database(), force_insert=True)
+    run.save(using=records_alias(), force_insert=True)
     options = {"rate": run.rate, "stop_at": run.stop_at, "canary": run.canary, **wanted.facts()}
     facts = {"retries_of": run.retries_of, **{name: value for name, value in options.items() if value}}
     log_action(

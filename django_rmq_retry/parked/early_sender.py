@@ -20,7 +20,7 @@ from django_rmq_retry.attempts.history import NO_FAILURE
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import Attempt, EarlyRetry, ItemState, RequeueRun, RunState, RunWait
-from django_rmq_retry.parked.database import database, transaction_of
+from django_rmq_retry.parked.database import records_alias, transaction_of
 from django_rmq_retry.parked.early_retries import (
     RetryFilter,
     WaitingRetry,
@@ -182,7 +182,7 @@ def note_outcomes(run: RequeueRun) -> None:
     ends: dict[ItemState, list[int]] = {ItemState.PROCESSED: [], ItemState.FAILED: []}
     for some in in_slices(sent, MOST_HELD):
         since = min(at for _pk, _identity, at in some)
-        attempts = Attempt.objects.using(database()).filter(identity__in=[name for _, name, _ in some])
+        attempts = Attempt.objects.using(records_alias()).filter(identity__in=[name for _, name, _ in some])
         found: dict[str, list[tuple[datetime, str]]] = {}
         for name, at, verdict in attempts.filter(started_at__gte=since).values_list(
             "identity", "started_at", "verdict"
@@ -192,13 +192,13 @@ def note_outcomes(run: RequeueRun) -> None:
             first = min((one for one in found.get(name, ()) if one[0] >= at), default=None)
             if first is not None:
                 ends[ItemState.PROCESSED if first[1] in SUCCESSES else ItemState.FAILED].append(pk)
-    now = database_clock.now(database())
+    now = database_clock.now(records_alias())
     for state, numbers in ends.items():
         rows.filter(pk__in=numbers).update(state=state, ended_at=now)
 
 
 def rows_of(run: RequeueRun) -> QuerySet[EarlyRetry]:
-    return EarlyRetry.objects.using(database()).filter(run=run)
+    return EarlyRetry.objects.using(records_alias()).filter(run=run)
 
 
 def _check(run: RequeueRun) -> None:
@@ -220,7 +220,7 @@ def _unsent(run: RequeueRun, retries: Sequence[WaitingRetry]) -> list[WaitingRet
     gone: set[str] = set()
     for some in in_slices([one.identity for one in once], MOST_HELD):
         sent = rows_of(run).filter(identity__in=some).exclude(state=ItemState.CLAIMED)
-        later = Attempt.objects.using(database()).filter(identity__in=some, started_at__gt=run.created_at)
+        later = Attempt.objects.using(records_alias()).filter(identity__in=some, started_at__gt=run.created_at)
         gone |= {*sent.values_list("identity", flat=True), *later.values_list("identity", flat=True)}
     return [one for one in once if one.identity not in gone]
 
@@ -233,11 +233,11 @@ def _claim(run: RequeueRun, part: Sequence[WaitingRetry]) -> bool:
     """
     if run_of_driver(run.pk, run.driver, RunState.RUNNING) is None:
         return False
-    now, names = database_clock.now(database()), [one.identity for one in part]
+    now, names = database_clock.now(records_alias()), [one.identity for one in part]
     rows_of(run).filter(identity__in=names).update(sent_at=now)
     known = set(rows_of(run).filter(identity__in=names).values_list("identity", flat=True))
     new = [one for one in part if one.identity not in known]
-    EarlyRetry.objects.using(database()).bulk_create(
+    EarlyRetry.objects.using(records_alias()).bulk_create(
         [EarlyRetry(run=run, identity=one.identity, shown=short(one.shown, COLUMN_BYTES), sent_at=now) for one in new]
     )
     return True

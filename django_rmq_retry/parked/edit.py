@@ -30,7 +30,7 @@ from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import Action, GatedAct, MessageVersion, ParkedMessage
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.copies import contents
-from django_rmq_retry.parked.database import database, locked_messages, transaction_of
+from django_rmq_retry.parked.database import locked_messages, records_alias, transaction_of
 from django_rmq_retry.parked.difference import DiffLine, difference
 from django_rmq_retry.parked.edited_keys import KeyChange, check_free, key_facts, store_keys
 from django_rmq_retry.parked.four_eyes import Wish, require_second
@@ -385,7 +385,7 @@ def store(
 
 @transaction_of(ParkedMessage)
 def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reason: str, known: str) -> MessageVersion:
-    using, now = database(), database_clock.now(database())
+    using, now = records_alias(), database_clock.now(records_alias())
     row = locked_messages([message]).get(message)
     if row is None:
         raise NothingChosen(_("There is no message %(message)s.") % {"message": message})

@@ -21,7 +21,7 @@ from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, GatedAct, MessageVersion, ParkedMessage
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.copies import contents
-from django_rmq_retry.parked.database import database, locked_messages, transaction_of
+from django_rmq_retry.parked.database import locked_messages, records_alias, transaction_of
 from django_rmq_retry.parked.edit import Proposal, check_json, editable, editable_text, next_version, propose, rows
 from django_rmq_retry.parked.edited_keys import Others, check_free, equal_names, key_facts, others_with, store_keys
 from django_rmq_retry.parked.four_eyes import Wish, require_second
@@ -182,7 +182,7 @@ def _store(
     known: str,
     allowed: Allowed | None,
 ) -> EditsStored:
-    using, now = database(), database_clock.now(database())
+    using, now = records_alias(), database_clock.now(records_alias())
     rows_now = locked_messages(list(revisions))
     made = _without_equal_names([_result_of(row, change, revisions[pk], allowed) for pk, row in rows_now.items()])
     meant = [(one.message, one.proposal) for one in made if one.proposal is not None]

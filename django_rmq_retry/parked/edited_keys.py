@@ -12,7 +12,7 @@ from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.models import BusinessKey, ParkedMessage
 from django_rmq_retry.parked.audit import take_turns
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.operators import Refused
 from django_rmq_retry.statements import in_slices
 
@@ -111,14 +111,14 @@ def others_with(changes: Mapping[int, KeyChange]) -> Others:
             gaining[key].add(pk)
     found: dict[int, list[str]] = defaultdict(list)
     for keys in in_slices(sorted(gaining), AT_ONCE):
-        rows = BusinessKey.objects.using(database()).filter(value__in=keys).order_by("-message_id", "pk")
+        rows = BusinessKey.objects.using(records_alias()).filter(value__in=keys).order_by("-message_id", "pk")
         for pk, key in rows.values_list("message_id", "value")[: max(MOST_OTHERS - len(found), 0)]:
             # Some databases treat keys as equal that differ in case or accents.
             if gaining.get(key, {pk}) - {pk}:
                 found[pk].append(key)
     states: dict[int, str] = {}
     for numbers in in_slices(list(found), AT_ONCE):
-        rows_of = ParkedMessage.objects.using(database()).filter(pk__in=numbers)
+        rows_of = ParkedMessage.objects.using(records_alias()).filter(pk__in=numbers)
         states.update(rows_of.values_list("pk", "state"))
     return Others(keys={pk: found[pk] for pk in sorted(states, reverse=True)}, states=states)
 
@@ -138,7 +138,7 @@ def store_keys(edits: Iterable[tuple[ParkedMessage, KeyChange]]) -> None:
 
     Call it in the transaction of the edit, which has locked the messages.
     """
-    using, changed = database(), [(message, change) for message, change in edits if change]
+    using, changed = records_alias(), [(message, change) for message, change in edits if change]
     known: dict[int, list[str]] = defaultdict(list)
     for some in in_slices([message.pk for message, _change in changed], AT_ONCE):
         rows = BusinessKey.objects.using(using).filter(message__in=some)

@@ -36,7 +36,7 @@ from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.admin_history import forget
 from django_rmq_retry.parked.audit import ERASED, acts_on, log_action, spans
-from django_rmq_retry.parked.database import database, locked_messages, transaction_of
+from django_rmq_retry.parked.database import locked_messages, records_alias, transaction_of
 from django_rmq_retry.parked.key_lists import look_up
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Refused
 from django_rmq_retry.parked.traces import EMPTY_ATTEMPT, Elsewhere, having, named_in
@@ -158,7 +158,7 @@ def _subject(keys: Sequence[str]) -> _Subject:
 
 
 def _keys_of(numbers: Collection[int]) -> Iterable[str]:
-    return BusinessKey.objects.using(database()).filter(message__in=numbers).values_list("value", flat=True)
+    return BusinessKey.objects.using(records_alias()).filter(message__in=numbers).values_list("value", flat=True)
 
 
 def _shared(keys: Collection[str], numbers: Collection[int]) -> set[str]:
@@ -193,7 +193,7 @@ def _check(subject: _Subject) -> None:
 
 
 def _rows(model: type[M]) -> "QuerySet[M]":
-    return model._default_manager.using(database())  # noqa: SLF001 - documented
+    return model._default_manager.using(records_alias())  # noqa: SLF001 - documented
 
 
 def _slices(subject: _Subject) -> Iterator[Sequence[int]]:
@@ -202,8 +202,8 @@ def _slices(subject: _Subject) -> Iterator[Sequence[int]]:
 
 
 def _part(subject: _Subject, numbers: Sequence[int]) -> _Part:
-    messages = list(ParkedMessage.objects.using(database()).filter(pk__in=numbers).order_by("pk"))
-    versions = MessageVersion.objects.using(database()).filter(message__in=numbers)
+    messages = list(ParkedMessage.objects.using(records_alias()).filter(pk__in=numbers).order_by("pk"))
+    versions = MessageVersion.objects.using(records_alias()).filter(message__in=numbers)
     return _Part(
         messages=messages,
         versions=list(versions.values_list("pk", flat=True)),
@@ -226,8 +226,8 @@ def _requests(subject: _Subject) -> list[int]:
 
     Raise Refused if one of them waits, or was approved and is being carried out.
     """
-    now, alone, naming = database_clock.now(database()), set(subject.numbers), []
-    for one in ApprovalRequest.objects.using(database()).defer("body", "properties").order_by("pk"):
+    now, alone, naming = database_clock.now(records_alias()), set(subject.numbers), []
+    for one in ApprovalRequest.objects.using(records_alias()).defer("body", "properties").order_by("pk"):
         wish = json.loads(one.wish)
         chosen = {int(pk) for pk in wish["selection"].get("ids", ())}
         about = bool(chosen) and chosen <= alone
@@ -246,7 +246,7 @@ def _requests(subject: _Subject) -> list[int]:
 def _runs(keys: Collection[str]) -> list[int]:
     """Return the requeue runs whose texts name a key; raise Refused if one of them has not ended."""
     naming = []
-    for run in RequeueRun.objects.using(database()).order_by("pk"):
+    for run in RequeueRun.objects.using(records_alias()).order_by("pk"):
         if not named_in([run.reason, run.note, run.description, run.selection], keys):
             continue
         if run.state in ACTIVE:
@@ -258,8 +258,8 @@ def _runs(keys: Collection[str]) -> list[int]:
 
 def _actions(numbers: Collection[int], keys: Collection[str]) -> list[OperatorAction]:
     """Return the rows of the audit log that are about one of these messages alone, or with others and name a key."""
-    items = RequeueItem.objects.using(database()).filter(message__in=numbers)
-    former = FormerName.objects.using(database()).filter(message__in=numbers, run__isnull=False)
+    items = RequeueItem.objects.using(records_alias()).filter(message__in=numbers)
+    former = FormerName.objects.using(records_alias()).filter(message__in=numbers, run__isnull=False)
     runs = {run for rows in (items, former) for run in rows.values_list("run", flat=True) if run is not None}
     rows = _log().filter(acts_on(numbers, runs=runs))
     alone = set(numbers)
@@ -274,7 +274,7 @@ def _actions_on_none(keys: Collection[str]) -> list[OperatorAction]:
 
 
 def _log() -> "QuerySet[OperatorAction]":
-    rows: QuerySet[OperatorAction] = OperatorAction.objects.using(database()).exclude(action=Action.ERASE)
+    rows: QuerySet[OperatorAction] = OperatorAction.objects.using(records_alias()).exclude(action=Action.ERASE)
     return rows.exclude(salt="").order_by("number")
 
 
@@ -284,7 +284,7 @@ def _names(row: OperatorAction, keys: Collection[str]) -> bool:
 
 @transaction_of(ParkedMessage)
 def _erase(subject: _Subject, numbers: Sequence[int], actor: Actor, reason: str, *, rest: bool) -> None:
-    using, now = database(), database_clock.now(database())
+    using, now = records_alias(), database_clock.now(records_alias())
     locked_messages(numbers, whole=False)
     _check(subject)
     part, more = _part(subject, numbers), _rest(subject) if rest else None

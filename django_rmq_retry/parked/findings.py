@@ -16,7 +16,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.models import BusinessKey, ItemReason, MessageVersion, ParkedMessage
 from django_rmq_retry.models.parked import OPEN, State
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.selection import LISTED, Selection
 from django_rmq_retry.statements import KEYS_AT_ONCE, in_slices
 
@@ -210,14 +210,14 @@ def conditions(selection: Selection, terms: RequeueTerms) -> Mapping[str, Q]:
         "resolved": ~Q(state__in=OPEN),
         "changed": changed(selection),
         # A hold whose time is over does not count: a consumer ends it only a little later.
-        "on_hold": Q(state=State.ON_HOLD) & ~Q(held_until__lte=database_clock.now(database())),
+        "on_hold": Q(state=State.ON_HOLD) & ~Q(held_until__lte=database_clock.now(records_alias())),
         "succeeded": Q(succeeded_at__isnull=False),
         "unconfirmed": Q(unconfirmed=True),
         "permanent": Q(reason__in=PERMANENT_REASONS) & ~_edited_since(),
     }
     max_age = settings().operators.requeue_max_age
     if max_age is not None:
-        findings["late"] = older_than(database_clock.now(database()) - timedelta(seconds=max_age))
+        findings["late"] = older_than(database_clock.now(records_alias()) - timedelta(seconds=max_age))
     if terms.kept_back:
         findings["refused"] = Q(pk__in=list(terms.kept_back))
     if not terms.target:
@@ -233,9 +233,9 @@ def sends_any(group: int) -> bool:
     This needs one query, whatever the size of the group.
     """
     parked = {"group": group, "state": [State.PARKED.value]}
-    selection = Selection(filter=parked, as_of=database_clock.now(database()), count=0)
+    selection = Selection(filter=parked, as_of=database_clock.now(records_alias()), count=0)
     refused = _refused(reasons(selection, RequeueTerms()))
-    rows = ParkedMessage.objects.using(database()).filter(group=group, state=State.PARKED)
+    rows = ParkedMessage.objects.using(records_alias()).filter(group=group, state=State.PARKED)
     left_out = Case(When(refused, then=Value(1)), default=Value(0), output_field=IntegerField())
     latest = rows.order_by("-parked_at", "-pk").annotate(left_out=left_out).values_list("left_out", flat=True)
     return not all(latest[:LATEST_MESSAGES])
@@ -295,7 +295,7 @@ def duplicates(rows: QuerySet[ParkedMessage], count: int) -> tuple[list[str], in
 
 def shared_keys() -> list[str] | None:
     """Return the business keys of several open messages, read from an index; None if they are too many."""
-    named = ParkedMessage.objects.using(database()).filter(business_key__gt="", state__in=OPEN).order_by()
+    named = ParkedMessage.objects.using(records_alias()).filter(business_key__gt="", state__in=OPEN).order_by()
     # Count("pk") would need a column that the index does not have.
     shared = named.values("business_key").annotate(n=Count("*")).filter(n__gt=1)
     keys = list(shared.values_list("business_key", flat=True)[: MOST_SHARED + 1])

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry.models import ApprovalRequest, GatedAct, ParkedMessage
 from django_rmq_retry.models.parked import OPEN
-from django_rmq_retry.parked import controls, edit, edit_many, requeue
+from django_rmq_retry.parked import edit, edit_many, queue_pauses, requeue
 from django_rmq_retry.parked.actions import change_slice, discarding, slice_of
 from django_rmq_retry.parked.database import locked_messages
 from django_rmq_retry.parked.edit import Proposal
@@ -178,7 +178,7 @@ class CloseBreakerAct(Gated):
     verbs = ("pause_queue",)
 
     def carry_out(self, approved: Approved) -> int:
-        controls.resume(
+        queue_pauses.resume_queue(
             approved.wish.terms["queue"], approved.actor, reason=approved.wish.reason, seen=approved.wish.terms["seen"]
         )
         return 0

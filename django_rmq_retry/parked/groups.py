@@ -17,7 +17,7 @@ from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage, ParkedMinute, ParkedOrigin
 from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS, OriginKey, State, reduced
 from django_rmq_retry.parked.audit import log_action
-from django_rmq_retry.parked.database import database, transaction_of
+from django_rmq_retry.parked.database import records_alias, transaction_of
 from django_rmq_retry.parked.operators import Actor, NothingChosen
 from django_rmq_retry.statements import BulkCount, in_slices, lock, locking
 
@@ -171,18 +171,20 @@ def mute(group: int, actor: Actor, *, muted: bool = True) -> ErrorGroup:
 
 @transaction_of(ErrorGroup)
 def _change(group: int, actor: Actor, action: Action, changes: Mapping[str, object], *, reason: str = "") -> ErrorGroup:
-    rows = ErrorGroup.objects.using(database()).filter(pk=group)
+    rows = ErrorGroup.objects.using(records_alias()).filter(pk=group)
     known = locking(rows).first()
     if known is None:
         raise NothingChosen(_("There is no error group %(group)s.") % {"group": group})
     differing = {name: value for name, value in changes.items() if getattr(known, name) != value}
     if differing:
         before = {name: getattr(known, name) for name in differing}
-        noted = {"noted_at": database_clock.now(database()), "noted_by": actor.name} if action == Action.NOTE else {}
+        noted = (
+            {"noted_at": database_clock.now(records_alias()), "noted_by": actor.name} if action == Action.NOTE else {}
+        )
         rows.update(**differing, **noted)
         facts = {"before": before, "after": differing}
         log_action(actor, action, reason=reason, group=group, subject=str(known), count=0, facts=facts)
-        known.refresh_from_db(using=database())
+        known.refresh_from_db(using=records_alias())
     return known
 
 
@@ -236,7 +238,7 @@ class Lately(NamedTuple):
 
 def parked_lately(groups: Iterable[int], *, buckets: int = BUCKETS) -> Lately:
     """Return how many messages of groups were parked lately; one query serves all groups."""
-    end = minute_of(database_clock.now(database())) + MINUTE
+    end = minute_of(database_clock.now(records_alias())) + MINUTE
     starts = tuple(end - BUCKET * (buckets - place) for place in range(buckets))
     counts = {group: [0] * buckets for group in groups}
     newest = dict.fromkeys(counts, 0)

@@ -23,7 +23,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.runs import ACTIVE, RUN_COUNTERS, STILL_TO_SEND
-from django_rmq_retry.parked.database import database, locked_run, transaction_of
+from django_rmq_retry.parked.database import locked_run, records_alias, transaction_of
 from django_rmq_retry.parked.lease import run_of_driver
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.statements import KEYS_AT_ONCE, in_slices
@@ -38,7 +38,7 @@ SKIPPED_AT_ONCE = 2000
 
 
 def pending(run_id: int) -> QuerySet[RequeueItem]:
-    return RequeueItem.objects.using(database()).filter(run=run_id, state=ItemState.PENDING).order_by("place")
+    return RequeueItem.objects.using(records_alias()).filter(run=run_id, state=ItemState.PENDING).order_by("place")
 
 
 def groups_of_runs(groups: Iterable[int]) -> dict[int, RequeueRun]:
@@ -47,7 +47,7 @@ def groups_of_runs(groups: Iterable[int]) -> dict[int, RequeueRun]:
     One query for each run: it looks for one message of each group, the oldest first, because a run may have a million.
     """
     asked, runs = set(groups), dict[int, RequeueRun]()
-    for run in RequeueRun.objects.using(database()).filter(state__in=ACTIVE).order_by("pk"):
+    for run in RequeueRun.objects.using(records_alias()).filter(state__in=ACTIVE).order_by("pk"):
         mine = asked.intersection(group for group, _count in run.causes)
         # Not all items of a run that is being listed are written yet.
         runs |= dict.fromkeys(mine if run.listing or not mine else _with_unsent(run, mine), run)
@@ -57,7 +57,7 @@ def groups_of_runs(groups: Iterable[int]) -> dict[int, RequeueRun]:
 def _with_unsent(run: RequeueRun, groups: Iterable[int]) -> list[int]:
     waits = Exists(RequeueItem.objects.filter(run=run, message=OuterRef("pk"), state=ItemState.PENDING))
     waiting = ParkedMessage.objects.filter(waits, group=OuterRef("pk"), state__in=(State.PARKED, State.ON_HOLD))
-    found = ErrorGroup.objects.using(database()).filter(pk__in=groups)
+    found = ErrorGroup.objects.using(records_alias()).filter(pk__in=groups)
     # A column and no condition: a database that joins reads all messages of the groups.
     first = found.annotate(first=Subquery(waiting.order_by("parked_at").values("pk")[:1]))
     return [group.pk for group in first if group.first is not None]
@@ -65,8 +65,8 @@ def _with_unsent(run: RequeueRun, groups: Iterable[int]) -> list[int]:
 
 def under_way(rows: QuerySet[ParkedMessage]) -> list[tuple[RequeueRun, int]]:
     """Return the active runs that have not sent some of these messages, each with their number."""
-    active = list(RequeueRun.objects.using(database()).filter(state__in=ACTIVE).order_by("pk"))
-    unsent = RequeueItem.objects.using(database()).filter(state__in=STILL_TO_SEND)
+    active = list(RequeueRun.objects.using(records_alias()).filter(state__in=ACTIVE).order_by("pk"))
+    unsent = RequeueItem.objects.using(records_alias()).filter(state__in=STILL_TO_SEND)
     found = []
     for run in active:
         # A run that is not listed yet has no items for its rest.
@@ -86,10 +86,10 @@ def unsent_of_stopped(run: RequeueRun, *, group: int | None = None) -> int:
     """
     if run.state != RunState.STOPPED or run.retries_of or not run.skipped:
         return 0
-    items = RequeueItem.objects.using(database())
+    items = RequeueItem.objects.using(records_alias())
     unsent = items.filter(run=run, state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED)
     numbers = list(unsent.order_by("place").values_list("message", flat=True)[: MOST_UNSENT_COUNTED + 1])
-    parked = ParkedMessage.objects.using(database()).filter(state=State.PARKED)
+    parked = ParkedMessage.objects.using(records_alias()).filter(state=State.PARKED)
     if group is not None:
         parked = parked.filter(group=group)
     if len(numbers) > MOST_UNSENT_COUNTED and (group is None or parked.exists()):
@@ -103,14 +103,14 @@ def stopped_of_group(group: int) -> list[tuple[RequeueRun, int]]:
 
     A run that was stopped ends on no page that somebody looks at later, and its messages look like any others.
     """
-    stopped = RequeueRun.objects.using(database()).filter(state=RunState.STOPPED).order_by("-pk")[:MOST_STOPPED]
+    stopped = RequeueRun.objects.using(records_alias()).filter(state=RunState.STOPPED).order_by("-pk")[:MOST_STOPPED]
     mine = [run for run in stopped if any(cause == group for cause, _count in run.causes)]
     return [(run, count) for run in mine if (count := unsent_of_stopped(run, group=group))]
 
 
 def counted_elsewhere(run: RequeueRun, *, most: int) -> int:
     """Return how many of the next unsent messages an earlier active run has too, or were sent or changed meanwhile."""
-    items = RequeueItem.objects.using(database())
+    items = RequeueItem.objects.using(records_alias())
     earlier = items.filter(run__lt=run.pk, run__state__in=ACTIVE, message=OuterRef("message"), state__in=STILL_TO_SEND)
     rows = pending(run.pk).annotate(both=Exists(earlier), now=F("message__revision"))[:most]
     return int(rows.aggregate(count=Count("pk", filter=Q(both=True) | ~Q(now=F("revision"))))["count"])
@@ -122,7 +122,7 @@ def advance(run_id: int, driver: str) -> str:
 
     The state is empty if this driver has nothing more to do.
     """
-    using, now = database(), database_clock.now(database())
+    using, now = records_alias(), database_clock.now(records_alias())
     known = run_of_driver(run_id, driver, RunState.RUNNING, RunState.WAITING)
     if known is None:
         return ""
@@ -148,7 +148,7 @@ def advance(run_id: int, driver: str) -> str:
 @transaction_of(ParkedMessage)
 def skip_unsent(run_id: int) -> bool:
     """Skip the next unsent items of a stopped run; return True if there may be more of them."""
-    using, now = database(), database_clock.now(database())
+    using, now = records_alias(), database_clock.now(records_alias())
     known = locked_run(run_id)
     if known is None or known.state != RunState.STOPPED or known.finished_at is not None:
         return False
@@ -168,11 +168,11 @@ def recount(run_id: int) -> None:
     known = locked_run(run_id)
     if known is not None:
         count(known)
-        known.save(using=database(), update_fields=RUN_COUNTERS)
+        known.save(using=records_alias(), update_fields=RUN_COUNTERS)
 
 
 def count(run: RequeueRun) -> None:
-    counts = dict(run.parts.using(database()).order_by().values_list("state").annotate(count=Count("pk")))
+    counts = dict(run.parts.using(records_alias()).order_by().values_list("state").annotate(count=Count("pk")))
     for state in (ItemState.PROCESSED, ItemState.FAILED, ItemState.UNCONFIRMED):
         setattr(run, state.value, counts.get(state, 0))
     run.sent = counts.get(ItemState.SENT, 0) + run.processed + run.failed

@@ -13,7 +13,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.models import BusinessKey, KeyList, ListedKey, ParkedMessage, RequeueItem, State
 from django_rmq_retry.models.parked import folded
 from django_rmq_retry.models.runs import ACTIVE, NOT_ENDED
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import EXCEPT, LIST_USABLE, LISTED, number_in
 from django_rmq_retry.statements import KEYS_AT_ONCE, BulkInsert, in_slices
@@ -127,7 +127,10 @@ def _too_many() -> Refused:
 
 def _stored(keys: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Yield the stored keys and IDs that the database treats as equal to one of these, each with its record."""
-    records, values = ParkedMessage.objects.using(database()).order_by(), BusinessKey.objects.using(database())
+    records, values = (
+        ParkedMessage.objects.using(records_alias()).order_by(),
+        BusinessKey.objects.using(records_alias()),
+    )
     for some in in_slices(keys, KEYS_AT_ONCE):
         most = MOST_FOUND + 1
         yield from values.filter(value__in=some).values_list("value", "message_id")[:most]
@@ -142,7 +145,7 @@ def _visible(records: set[int], seen: Visible | None) -> set[int]:
 
 
 def _rows(numbers: Sequence[int]) -> Any:
-    return ParkedMessage.objects.using(database()).filter(pk__in=numbers).order_by("pk")
+    return ParkedMessage.objects.using(records_alias()).filter(pk__in=numbers).order_by("pk")
 
 
 def alike(missing: Sequence[str], seen: Visible | None = None) -> dict[str, list[str]]:
@@ -156,7 +159,7 @@ def alike(missing: Sequence[str], seen: Visible | None = None) -> dict[str, list
     spelled = {other for key in missing for other in (key.upper(), key.lower(), key.capitalize())} - set(missing)
     near = {value for value, _record in _stored(sorted(spelled)) if folded(value) in by_fold}
     for some in in_slices(sorted(by_fold), KEYS_AT_ONCE):
-        keys = BusinessKey.objects.using(database()).filter(folded__in=some)
+        keys = BusinessKey.objects.using(records_alias()).filter(folded__in=some)
         near.update(keys.values_list("value", flat=True)[: MOST_FOUND + 1])
     alike: dict[str, list[str]] = {}
     for value in sorted(look_up(sorted(near - set(missing)), seen)):
@@ -170,7 +173,11 @@ def named_otherwise(missing: Sequence[str], seen: Visible | None = None) -> dict
 
     A list does not choose by them: several messages may have one correlation id, and a number is easily mistyped.
     """
-    records, wanted, found = ParkedMessage.objects.using(database()).order_by(), set(missing), dict[str, set[int]]()
+    records, wanted, found = (
+        ParkedMessage.objects.using(records_alias()).order_by(),
+        set(missing),
+        dict[str, set[int]](),
+    )
     for some in in_slices(missing, KEYS_AT_ONCE):
         rows = records.filter(correlation_id__in=some).values_list("correlation_id", "pk")[: MOST_FOUND + 1]
         for value, record in rows:
@@ -188,7 +195,7 @@ def named_otherwise(missing: Sequence[str], seen: Visible | None = None) -> dict
 
 def store(keys: Sequence[str], actor: Actor, named: Mapping[str, Sequence[int]] | None = None) -> KeyList:
     """Store a list, with the records that its keys name now."""
-    using, now, named = database(), database_clock.now(database()), named or {}
+    using, now, named = records_alias(), database_clock.now(records_alias()), named or {}
     with transaction.atomic(using=using):
         _tidy(using)
         by_key = "" if actor.user_id is None else str(actor.user_id)
@@ -233,17 +240,19 @@ def mark_kept(filter: Mapping[str, Any]) -> None:  # noqa: A002 - its name
     """Mark a selection's lists as kept, because an action refers to them now."""
     numbers = [filter[name]["list"] for name in (LISTED, EXCEPT) if name in filter]
     if numbers:
-        KeyList.objects.using(database()).filter(pk__in=numbers).update(kept=True)
+        KeyList.objects.using(records_alias()).filter(pk__in=numbers).update(kept=True)
 
 
 def keys_of(number: int) -> list[str]:
-    rows = ListedKey.objects.using(database()).filter(list=number).order_by("place")
+    rows = ListedKey.objects.using(records_alias()).filter(list=number).order_by("place")
     return list(dict.fromkeys(rows.values_list("value", flat=True)))
 
 
 def unmatched_when_stored(lists: Collection[int]) -> dict[int, list[str]]:
     """Return the keys of these lists that matched no message when their list was stored, by the list's number."""
-    rows = ListedKey.objects.using(database()).filter(list__in=lists, message__isnull=True).order_by("list", "place")
+    rows = (
+        ListedKey.objects.using(records_alias()).filter(list__in=lists, message__isnull=True).order_by("list", "place")
+    )
     found: dict[int, list[str]] = {}
     for number, value in rows.values_list("list", "value"):
         found.setdefault(number, []).append(value)
@@ -253,7 +262,7 @@ def unmatched_when_stored(lists: Collection[int]) -> dict[int, list[str]]:
 def matches_of_list(known: KeyList, seen: Visible | None = None) -> Lookup:
     """Return the current states of the messages that a list named when it was stored."""
     named: dict[str, list[int]] = {}
-    rows = ListedKey.objects.using(database()).filter(list=known).order_by("place", "message")
+    rows = ListedKey.objects.using(records_alias()).filter(list=known).order_by("place", "message")
     for value, record in rows.values_list("value", "message"):
         named.setdefault(value, []).extend([] if record is None else [record])
     return current_matches(list(named), named, seen)
@@ -322,9 +331,9 @@ def _found_among(listed: int, keys: Sequence[str], rows: "QuerySet[ParkedMessage
     The list is joined where it is stored: to send 10,000 keys to the database takes longer than to find them there.
     """
     wanted, found, count = set(keys), dict[str, dict[int, bool]](), 0
-    values: Any = ListedKey.objects.using(database()).filter(list=listed).order_by().values("value")
-    named = BusinessKey.objects.using(database()).order_by().filter(value__in=values)
-    known = ParkedMessage.objects.using(database()).order_by().filter(message_id__in=values)
+    values: Any = ListedKey.objects.using(records_alias()).filter(list=listed).order_by().values("value")
+    named = BusinessKey.objects.using(records_alias()).order_by().filter(value__in=values)
+    known = ParkedMessage.objects.using(records_alias()).order_by().filter(message_id__in=values)
     kinds: Any = (
         named.annotate(among=Exists(rows.filter(pk=OuterRef("message")))).values_list("value", "message_id", "among"),
         known.annotate(among=Exists(rows.filter(pk=OuterRef("pk")))).values_list("message_id", "pk", "among"),
@@ -342,7 +351,7 @@ def _found_among(listed: int, keys: Sequence[str], rows: "QuerySet[ParkedMessage
 def _matches(numbers: Sequence[int]) -> dict[int, KeyMatch]:
     names = {}
     for some in in_slices(numbers, KEYS_AT_ONCE):
-        items = RequeueItem.objects.using(database()).filter(message__in=some, state__in=NOT_ENDED)
+        items = RequeueItem.objects.using(records_alias()).filter(message__in=some, state__in=NOT_ENDED)
         runs = dict(items.filter(run__state__in=ACTIVE).order_by("pk").values_list("message", "run"))
         for pk, state, key, name in _rows(some).values_list("pk", "state", "business_key", "message_id"):
             shown = key or name or f"#{pk}"

@@ -7,7 +7,7 @@ from django.db.models import Q, QuerySet
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import RequeueRun, RunState, RunWait
-from django_rmq_retry.parked.database import database, locked_run
+from django_rmq_retry.parked.database import locked_run, records_alias
 from django_rmq_retry.parked.pace import restart_rate
 
 RUN_LEASE = timedelta(seconds=15)
@@ -26,7 +26,7 @@ class RunLease:
 
     def renew(self) -> RequeueRun | None:
         """Return the run, or None if it needs no driver or another driver owns it."""
-        now = database_clock.now(database())
+        now = database_clock.now(records_alias())
         free = Q(leased_until__isnull=True) | Q(leased_until__lt=now) | Q(driver=self.driver)
         rows = self._rows().filter(free, TO_DRIVE)
         if not self._mine:
@@ -51,7 +51,7 @@ class RunLease:
             self.change(wait=run.wait)
 
     def _rows(self) -> QuerySet[RequeueRun]:
-        return RequeueRun.objects.using(database()).filter(pk=self.run_id)
+        return RequeueRun.objects.using(records_alias()).filter(pk=self.run_id)
 
 
 def run_of_driver(run_id: int, driver: str, *states: RunState) -> RequeueRun | None:

@@ -23,7 +23,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.models import ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.parked import behind
 from django_rmq_retry.models.runs import RUN_COUNTERS
-from django_rmq_retry.parked.database import database, transaction_of
+from django_rmq_retry.parked.database import records_alias, transaction_of
 from django_rmq_retry.parked.findings import RequeueTerms, reasons
 from django_rmq_retry.parked.items import count
 from django_rmq_retry.parked.lease import run_of_driver
@@ -65,7 +65,7 @@ def postpone(run: RequeueRun, selection: Selection, _terms: RequeueTerms) -> Non
 @transaction_of(ParkedMessage)
 def list_part(run_id: int, driver: str) -> None:
     """Write the next items of a run, if this driver still owns it and it was neither paused nor stopped."""
-    using = database()
+    using = records_alias()
     known = run_of_driver(run_id, driver, RunState.PLANNED, RunState.RUNNING)
     if known is None or known.listing_limit is None:
         return
@@ -123,7 +123,7 @@ def _insert(run: RequeueRun, rows: Rows, selection: Selection, terms: RequeueTer
     messages would take longer with each item that exists.
     """
     chosen = _chosen(run, rows, selection, terms, first=first)
-    return insert_found(RequeueItem, COLUMNS, chosen, using=database(), ignore=True)
+    return insert_found(RequeueItem, COLUMNS, chosen, using=records_alias(), ignore=True)
 
 
 def _chosen(
@@ -131,7 +131,7 @@ def _chosen(
 ) -> "QuerySet[ParkedMessage, tuple[object, ...]]":
     """Return a row for each message with the values of its item, in the order of the columns."""
     objections = reasons(selection, terms)
-    now = database_clock.now(database())
+    now = database_clock.now(records_alias())
     left_out = [When(condition, then=Value(code.value)) for code, condition in objections]
     ended = [When(condition, then=Value(now)) for _code, condition in objections]
     skipped = [When(condition, then=Value(ItemState.SKIPPED.value)) for _code, condition in objections]

@@ -12,7 +12,7 @@ from django.db.models.expressions import Combinable
 from django.db.models.functions import RowNumber
 
 from django_rmq_retry.models import ParkedMessage, RequestMember
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.statements import insert_found
 
@@ -29,11 +29,11 @@ def freeze(request: int, selection: Selection) -> int:
         "member_revision": F("revision"),
     }
     found = selection.queryset().order_by().annotate(**values).values_list(*values)
-    return insert_found(RequestMember, COLUMNS, found, using=database())
+    return insert_found(RequestMember, COLUMNS, found, using=records_alias())
 
 
 def of(request: Any) -> QuerySet[RequestMember]:
-    return RequestMember.objects.using(database()).filter(request=request).order_by()
+    return RequestMember.objects.using(records_alias()).filter(request=request).order_by()
 
 
 def counted_in(rows: QuerySet[ParkedMessage], among: Collection[int]) -> dict[int, int]:
@@ -41,7 +41,7 @@ def counted_in(rows: QuerySet[ParkedMessage], among: Collection[int]) -> dict[in
     if not among:
         return {}
     mine: Any = rows.order_by().values("pk")
-    members = RequestMember.objects.using(database()).filter(request__in=among, message__in=mine).order_by()
+    members = RequestMember.objects.using(records_alias()).filter(request__in=among, message__in=mine).order_by()
     return dict(members.values_list("request").annotate(count=Count("pk")))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import ItemReason, ItemState, RequeueItem, RequeueRun
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.items import OUTCOME_LIMIT, pending
 
 MOST_SLICE_BYTES = 16 * 1024 * 1024
@@ -67,10 +67,12 @@ class Choice:
 
     def _look_up(self, keys: list[str]) -> None:
         """Note the keys that have a message in flight, and those that have a failed, unconfirmed or overdue one."""
-        mine = RequeueItem.objects.using(database()).filter(run=self._run, message__business_key__in=set(keys) - {""})
+        mine = RequeueItem.objects.using(records_alias()).filter(
+            run=self._run, message__business_key__in=set(keys) - {""}
+        )
         in_flight = mine.filter(state__in=(ItemState.CLAIMED, ItemState.SENT))
         ended = mine.filter(state__in=(ItemState.FAILED, ItemState.UNCONFIRMED))
-        overdue = database_clock.now(database()) - OUTCOME_LIMIT
+        overdue = database_clock.now(records_alias()) - OUTCOME_LIMIT
         for key, sent_at in in_flight.values_list("message__business_key", "sent_at"):
             (self._failed if sent_at and sent_at < overdue else self._busy).add(key)
         self._failed.update(ended.values_list("message__business_key", flat=True))

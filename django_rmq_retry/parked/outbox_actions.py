@@ -7,7 +7,7 @@ from django.db.models import Q, QuerySet
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import Action, OutboxMessage
-from django_rmq_retry.ordering.keys import database, never_sent
+from django_rmq_retry.ordering.keys import keys_alias, never_sent
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.publishing import outbox_rows
@@ -43,7 +43,7 @@ def discard_outbox(actor: Actor, ids: Collection[int], *, using: str, reason: st
         rows = _locked_rows(failing(using), ids)
         if rows:
             _log_outbox_action(actor, Action.DISCARD, rows, using=using, reason=reason)
-            if using == database():
+            if using == keys_alias():
                 never_sent(rows)
             outbox_rows.delete([row.pk for row in rows], using=using)
     if rows:

@@ -14,7 +14,7 @@ from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.models.parked import OPEN, reduced
 from django_rmq_retry.models.runs import MAY_BE_DELIVERED, NOTHING_SENT
-from django_rmq_retry.parked.database import NOT_WAITING, database, move
+from django_rmq_retry.parked.database import NOT_WAITING, move, records_alias
 from django_rmq_retry.statements import lock, locking
 
 IN_FLIGHT = (State.REQUEUEING, State.REQUEUED)
@@ -25,7 +25,7 @@ def succeeded(ticket: Ticket, at: datetime, *, handled: bool = True) -> None:
 
     ``handled`` is False if this delivery did nothing: ``once`` did not run the handler again, or it raised Discard.
     """
-    with transaction.atomic(using=database()):
+    with transaction.atomic(using=records_alias()):
         record = _locked(ticket.record)
         if record is None:
             return
@@ -34,7 +34,7 @@ def succeeded(ticket: Ticket, at: datetime, *, handled: bool = True) -> None:
         if closes:
             _close(record, handled_at=at, at=at)
         elif record.succeeded_at is None or (handled and record.succeeded_at < at):
-            rows = ParkedMessage.objects.using(database()).filter(pk=record.pk)
+            rows = ParkedMessage.objects.using(records_alias()).filter(pk=record.pk)
             rows.update(succeeded_at=at, revision=F("revision") + 1)
         if handled and not noted_before:
             _count_handled(ticket, at)
@@ -46,17 +46,17 @@ def succeeded(ticket: Ticket, at: datetime, *, handled: bool = True) -> None:
 
 def handled_elsewhere(pk: int, handled_at: datetime) -> bool:
     """Close a parked, unedited record because another copy of its message was handled; True if it was closed."""
-    with transaction.atomic(using=database()):
+    with transaction.atomic(using=records_alias()):
         record = _locked(pk)
         if record is None or record.state != State.PARKED or record.version > 1:
             return False
-        _close(record, handled_at=handled_at, at=database_clock.now(database()))
+        _close(record, handled_at=handled_at, at=database_clock.now(records_alias()))
     return True
 
 
 def failed(ticket: Ticket, at: datetime, *, error: str, text: str) -> None:
     """Reopen the record of a requeued copy that failed and was not parked: only the record still has the message."""
-    with transaction.atomic(using=database()):
+    with transaction.atomic(using=records_alias()):
         record = _locked(ticket.record)
         if record is None:
             return
@@ -80,7 +80,7 @@ def _close(record: ParkedMessage, *, handled_at: datetime, at: datetime) -> None
 
 
 def _locked(pk: int) -> ParkedMessage | None:
-    return locking(ParkedMessage.objects.using(database()).filter(pk=pk).defer("body", "properties")).first()
+    return locking(ParkedMessage.objects.using(records_alias()).filter(pk=pk).defer("body", "properties")).first()
 
 
 def _count_handled(ticket: Ticket, at: datetime) -> None:
@@ -89,12 +89,12 @@ def _count_handled(ticket: Ticket, at: datetime) -> None:
     The record is locked, so nobody else counts them. An outcome whose commit was not confirmed is noted again with
     the same time, which is then the end of its item.
     """
-    items = RequeueItem.objects.using(database()).filter(message=ticket.record, cycle=ticket.cycle)
+    items = RequeueItem.objects.using(records_alias()).filter(message=ticket.record, cycle=ticket.cycle)
     sent = items.exclude(state__in=NOTHING_SENT).order_by("run").values_list("run", "handled", "ended_at")
     for run, before, ended_at in list(sent):
         if ended_at == at:
             continue
-        rows = RequeueRun.objects.using(database()).filter(pk=run)
+        rows = RequeueRun.objects.using(records_alias()).filter(pk=run)
         lock(rows)
         items.filter(run=run).update(handled=F("handled") + 1)
         if before == 1:
@@ -103,9 +103,9 @@ def _count_handled(ticket: Ticket, at: datetime) -> None:
 
 def _end_items(ticket: Ticket, state: ItemState, at: datetime, *, of: tuple[ItemState, ...]) -> None:
     """End the items of this cycle in all runs; the counters of a run change only if an item did."""
-    items = RequeueItem.objects.using(database()).filter(message=ticket.record, cycle=ticket.cycle, state__in=of)
+    items = RequeueItem.objects.using(records_alias()).filter(message=ticket.record, cycle=ticket.cycle, state__in=of)
     for run in sorted(set(items.values_list("run", flat=True))):
-        rows = RequeueRun.objects.using(database()).filter(pk=run)
+        rows = RequeueRun.objects.using(records_alias()).filter(pk=run)
         # Every process that changes a run's items holds this lock.
         lock(rows)
         for before in of:

@@ -9,7 +9,7 @@ from django.db.models import F
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import RequeueRun, RunState, RunWait
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 
 SLICE_SECONDS = 0.25
 """Seconds between two slices."""
@@ -33,12 +33,12 @@ Clock = Callable[[], float]
 
 def restart_rate() -> dict[str, Any]:
     """Return the columns for computing a run's real rate, to set when it starts, resumes or changes its rate."""
-    return {"paced_at": database_clock.now(database()), "paced_sent": F("sent")}
+    return {"paced_at": database_clock.now(records_alias()), "paced_sent": F("sent")}
 
 
 def recent_rate(run: RequeueRun) -> dict[str, Any]:
     """Return the columns that halve the span of the real rate if it is long, so that what was long ago counts less."""
-    passed = database_clock.reckoned(database()) - run.paced_at if run.paced_at else timedelta()
+    passed = database_clock.reckoned(records_alias()) - run.paced_at if run.paced_at else timedelta()
     if run.paced_at is None or passed <= LONGEST_SPAN:
         return {}
     recent = (run.sent - run.paced_sent) // 2
@@ -49,7 +49,7 @@ def recent_rate(run: RequeueRun) -> dict[str, Any]:
 
 def measured_rate(run: RequeueRun) -> float | None:
     """Return the messages per second since sending last began, if that is clearly below the rate limit."""
-    now, since = database_clock.reckoned(database()), run.paced_at or run.started_at
+    now, since = database_clock.reckoned(records_alias()), run.paced_at or run.started_at
     if since is None or run.state != RunState.RUNNING or run.sent <= run.paced_sent or run.is_silent(now):
         return None
     if run.wait in ENDLESS_WAITS:
@@ -64,7 +64,7 @@ def measured_rate(run: RequeueRun) -> float | None:
 def seconds_left(run: RequeueRun) -> int | None:
     """Return the seconds until all is sent, at the measured rate; None if that cannot be known."""
     known = run.state == RunState.RUNNING and run.wait not in ENDLESS_WAITS
-    if not known or run.is_silent(database_clock.reckoned(database())):
+    if not known or run.is_silent(database_clock.reckoned(records_alias())):
         return None
     rate = measured_rate(run) or run.rate
     return ceil(run.unsent / rate) if rate else None
@@ -74,7 +74,7 @@ def saved_room(run: RequeueRun) -> float:
     """Return the messages that the rate allows a driver which takes the run over: what earlier ones sent counts."""
     if run.paced_at is None:
         return 1.0
-    passed = database_clock.reckoned(database()) - run.paced_at
+    passed = database_clock.reckoned(records_alias()) - run.paced_at
     return 1.0 + passed.total_seconds() * run.rate - (run.sent - run.paced_sent)
 
 

@@ -12,7 +12,7 @@ from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import Action, GatedAct, ParkedMessage, RequeueRun, RunState
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import end_expired_claims
-from django_rmq_retry.parked.database import database, transaction_of
+from django_rmq_retry.parked.database import records_alias, transaction_of
 from django_rmq_retry.parked.findings import RequeueTerms
 from django_rmq_retry.parked.four_eyes import Wish, require_second
 from django_rmq_retry.parked.key_lists import mark_kept
@@ -50,7 +50,7 @@ def start(
     )
     require_second(actor, wish)
     end_expired_claims()
-    now = database_clock.now(database())
+    now = database_clock.now(records_alias())
     run = RequeueRun(
         created_at=now,
         by_user_id=actor.user_id,
@@ -76,7 +76,7 @@ def start(
 
 @transaction_of(ParkedMessage)
 def _insert_run(run: RequeueRun, selection: Selection, terms: RequeueTerms, actor: Actor) -> RequeueRun:
-    using = database()
+    using = records_alias()
     run.pk = None
     run.causes = _causes(selection)
     if EXCEPT in selection.filter:
@@ -131,5 +131,5 @@ def requeue(
 
     if outbox.writer.open_transaction() is None:
         return send()
-    transaction.on_commit(send, using=database(), robust=True)
+    transaction.on_commit(send, using=records_alias(), robust=True)
     return run

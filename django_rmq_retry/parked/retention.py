@@ -32,7 +32,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.parked.approvals import empty_ended
 from django_rmq_retry.parked.audit import log_action
-from django_rmq_retry.parked.database import database, locked_messages, transaction_of
+from django_rmq_retry.parked.database import locked_messages, records_alias, transaction_of
 from django_rmq_retry.parked.groups import MINUTES_KEPT
 from django_rmq_retry.parked.key_lists import delete_before
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -169,7 +169,7 @@ def purge(
     if older_than < timedelta(0):
         raise Refused(_("The age must not be negative."))
     before = _agreed_time() - older_than
-    due = ParkedMessage.objects.using(database()).filter(state__in=list(states), resolved_at__lt=before)
+    due = ParkedMessage.objects.using(records_alias()).filter(state__in=list(states), resolved_at__lt=before)
     if dry:
         counted = due.order_by().values_list("state").annotate(count=Count("pk"))
         return Purged(counts=dict(counted), done=False)
@@ -183,7 +183,7 @@ def purge(
 
 def clocks_differ() -> str:
     """Return a sentence if this host's clock and the database's differ too much to delete by age; else empty."""
-    apart = abs(database_clock.ahead(database()))
+    apart = abs(database_clock.ahead(records_alias()))
     if apart <= database_clock.CLOCK_TOLERANCE:
         return ""
     text = _(
@@ -197,12 +197,12 @@ def _agreed_time() -> datetime:
     why = clocks_differ()
     if why:
         raise Refused(why)
-    return database_clock.now(database())
+    return database_clock.now(records_alias())
 
 
 @transaction_of(ParkedMessage)
 def _batch(due: QuerySet[ParkedMessage], actor: Actor, older_than: timedelta, batch: int) -> dict[str, int]:
-    using = database()
+    using = records_alias()
     ids = list(due.order_by("resolved_at", "pk").values_list("pk", flat=True)[:batch])
     rows = [row for row in locked_messages(ids, whole=False).values() if row.state in RESOLVED]
     _keep_names([row.pk for row in rows], using)
@@ -218,7 +218,7 @@ def _batch(due: QuerySet[ParkedMessage], actor: Actor, older_than: timedelta, ba
 
 def purge_audit(actor: Actor, *, older_than: timedelta, dry: bool = True) -> int:
     """Delete the oldest rows of the audit log, so that the rest can still be verified; return their number."""
-    using = database()
+    using = records_alias()
     before = _agreed_time() - older_than
     old = OperatorAction.objects.using(using).filter(at__lt=before)
     last = old.order_by("-number").values_list("number", flat=True).first()

@@ -12,7 +12,7 @@ from django_rmq_retry.models import RequeueRun
 from django_rmq_retry.parked.actions import unhold_due
 from django_rmq_retry.parked.approvals import finish_left_discards
 from django_rmq_retry.parked.claims import end_expired_claims
-from django_rmq_retry.parked.database import database, outage
+from django_rmq_retry.parked.database import outage, records_alias
 from django_rmq_retry.parked.lease import TO_DRIVE
 from django_rmq_retry.parked.pace import SLICE_SECONDS
 from django_rmq_retry.parked.run_steps import RunSteps
@@ -63,7 +63,7 @@ class RunDriver(Recurring):
     def _complain(self, error: Exception) -> None:
         if not self._failures.begins():
             return
-        why = outage(database())
+        why = outage(records_alias())
         if why:
             log.warning("Requeue runs wait: %s", why, extra={"event": "runs"})
         else:
@@ -106,7 +106,7 @@ class RunDriver(Recurring):
 def undriven(most: int) -> list[int]:
     if most <= 0:
         return []
-    now = database_clock.now(database())
+    now = database_clock.now(records_alias())
     free = Q(leased_until__isnull=True) | Q(leased_until__lt=now)
-    rows = RequeueRun.objects.using(database()).filter(free, TO_DRIVE)
+    rows = RequeueRun.objects.using(records_alias()).filter(free, TO_DRIVE)
     return list(rows.order_by("pk").values_list("pk", flat=True)[:most])

@@ -15,7 +15,7 @@ from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import MIN_OUTCOMES, NOTHING_SENT
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.copies import timeout_for
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.early_sender import EarlySender
 from django_rmq_retry.parked.item_sender import ItemSender
 from django_rmq_retry.parked.items import advance, recount, skip_unsent
@@ -57,7 +57,7 @@ def canary_wait(run: RequeueRun) -> tuple[RunWait | None, bool]:
     """Return why the rest waits for the canary, or None; and True if it has passed, or if only an operator helps."""
     if not run.awaits_canary:
         return None, run.canary
-    rows = run.parts.using(database()).exclude(state__in=NOTHING_SENT)
+    rows = run.parts.using(records_alias()).exclude(state__in=NOTHING_SENT)
     if run.canary_since is not None:
         rows = rows.filter(Q(state=ItemState.CLAIMED) | Q(sent_at=None) | Q(sent_at__gt=run.canary_since))
     states = set(rows.values_list("state", flat=True)[:MIN_OUTCOMES])
@@ -68,7 +68,7 @@ def canary_wait(run: RequeueRun) -> tuple[RunWait | None, bool]:
     if not states or ItemState.PROCESSED in states:
         return None, bool(states)
     sent_at = rows.filter(state=ItemState.SENT).values_list("sent_at", flat=True).first()
-    if sent_at is not None and sent_at < database_clock.now(database()) - CANARY_LIMIT:
+    if sent_at is not None and sent_at < database_clock.now(records_alias()) - CANARY_LIMIT:
         return RunWait.CANARY_SILENT, True
     return RunWait.CANARY_WAITS, False
 
@@ -118,7 +118,7 @@ class RunSteps:
             self._lease.release()
             return RECHECK_SECONDS
         if run.state == RunState.PLANNED:
-            now = database_clock.now(database())
+            now = database_clock.now(records_alias())
             self._lease.change(state=RunState.RUNNING, wait="", started_at=now, **restart_rate())
             return 0.0
         return self._slice(run, self._sender)
@@ -213,4 +213,4 @@ def send_run(
             wait = one.step() if clock() < until else None
     finally:
         one.end()
-    return RequeueRun.objects.using(database()).get(pk=run_id)
+    return RequeueRun.objects.using(records_alias()).get(pk=run_id)

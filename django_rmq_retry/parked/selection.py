@@ -30,7 +30,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import folded
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
 from django_rmq_retry.statements import in_slices
 
@@ -64,7 +64,7 @@ PAGE_MESSAGES = 500
 
 def queues_with_records() -> set[str]:
     """Return every queue that has a record, even if no handler uses it any more."""
-    with connections[database()].cursor() as cursor:
+    with connections[records_alias()].cursor() as cursor:
         cursor.execute(_QUEUES)
         return {name for (name,) in cursor.fetchall()}
 
@@ -128,8 +128,8 @@ def numbers_of(text: str) -> list[int]:
 
     This is a query of its own, because MariaDB would read all messages to find those in a union.
     """
-    records = ParkedMessage.objects.using(database()).order_by()
-    keys = BusinessKey.objects.using(database()).filter(value=text).values_list("message_id")
+    records = ParkedMessage.objects.using(records_alias()).order_by()
+    keys = BusinessKey.objects.using(records_alias()).filter(value=text).values_list("message_id")
     kinds = [records.filter(message_id=text), records.filter(correlation_id=text)]
     number = number_in(text.removeprefix("#"))
     kinds += [records.filter(pk=number)] if number is not None else []
@@ -149,7 +149,7 @@ def _any_id(value: Any) -> Q:
 
 def beginning(field: str, text: str) -> Q:
     """Match texts by how they begin, in the form for which this database uses an index of the field."""
-    vendor = connections[database()].vendor
+    vendor = connections[records_alias()].vendor
     if vendor == "sqlite":
         return Q(**{f"{field}__gte": text, f"{field}__lt": text + LAST_CHARACTER})
     return Q(**{f"{field}__{'istartswith' if vendor == 'mysql' else 'startswith'}": text})
@@ -162,8 +162,8 @@ def _begins(value: Any) -> Q:
         # Every key begins with an empty text, such as that of a shell variable that is not set.
         return Q(pk__in=[0])
     of_key, of_id = beginning("folded", folded(text)), beginning("message_id", text)
-    keys = BusinessKey.objects.using(database()).order_by().filter(of_key).values_list("message", flat=True)
-    records = ParkedMessage.objects.using(database()).order_by().filter(of_id).values_list("pk", flat=True)
+    keys = BusinessKey.objects.using(records_alias()).order_by().filter(of_key).values_list("message", flat=True)
+    records = ParkedMessage.objects.using(records_alias()).order_by().filter(of_id).values_list("pk", flat=True)
     # Each with a limit of its own, because a union would read all that begin so before it is cut.
     by_key, by_id = list(keys[: MOST_SEARCHED_IDS + 1]), list(records[: MOST_SEARCHED_IDS + 1])
     if max(len(by_key), len(by_id)) <= MOST_SEARCHED_IDS:
@@ -181,7 +181,7 @@ def number_in(text: str) -> int | None:
 
 def _edited_at(value: Any) -> Q:
     """Match the messages of one edit: its versions have one time."""
-    edited = MessageVersion.objects.using(database()).filter(at=datetime.fromisoformat(value)).order_by()
+    edited = MessageVersion.objects.using(records_alias()).filter(at=datetime.fromisoformat(value)).order_by()
     return Q(pk__in=list(edited.values_list("message", flat=True)[:MOST_SEARCHED_IDS]) or [0])
 
 
@@ -204,7 +204,7 @@ def _unlisted(value: Any) -> Q:
 
 def _named_by(listed: QuerySet[ListedKey], rows: QuerySet[Any], column: str) -> QuerySet[Any]:
     chosen = rows.filter(**{f"{column}__in": listed.values("value")})
-    if connections[database()].vendor != "mysql":
+    if connections[records_alias()].vendor != "mysql":
         return chosen
     # The usual collations of MySQL treat keys as equal that differ in case, accents or trailing spaces.
     exact = Exact(_bytes(F("value")), _bytes(OuterRef(column)))
@@ -217,8 +217,8 @@ def _bytes(text: F) -> Func:
 
 def _keys_of(value: Any) -> QuerySet[ListedKey]:
     number = value["list"]
-    known = KeyList.objects.using(database()).filter(pk=number).first()
-    if known is None or not (known.kept or known.created_at > database_clock.now(database()) - LIST_USABLE):
+    known = KeyList.objects.using(records_alias()).filter(pk=number).first()
+    if known is None or not (known.kept or known.created_at > database_clock.now(records_alias()) - LIST_USABLE):
         # Without its list an exclusion would exclude nothing.
         raise Outdated(_("The list of keys is older than a day. Paste it again."))
     return ListedKey.objects.filter(list=number).order_by()
@@ -364,7 +364,7 @@ class Selection:
     @property
     def members(self) -> QuerySet[RequestMember]:
         """The members of the request: messages, each with its revision when it was asked for."""
-        return RequestMember.objects.using(database()).filter(request=self.request).order_by()
+        return RequestMember.objects.using(records_alias()).filter(request=self.request).order_by()
 
     def revisions_of(self, ids: Collection[int]) -> Mapping[int, int]:
         """Return the revisions that these messages, and others between them, had when they were chosen, if kept."""
@@ -465,7 +465,7 @@ def _described(name: str, value: Any) -> str:
         return f"list of {keys}" if name == LISTED else f"without {keys}"
     if name != "group":
         return f"{name} {_words(value)}"
-    groups = ErrorGroup.objects.using(database()).in_bulk(group_numbers(value))
+    groups = ErrorGroup.objects.using(records_alias()).in_bulk(group_numbers(value))
     return ", ".join(str(groups.get(number, f"#{number}")) for number in group_numbers(value))
 
 

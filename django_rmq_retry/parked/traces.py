@@ -19,7 +19,7 @@ from django_rmq_retry.models import (
     StoredResult,
 )
 from django_rmq_retry.models.audit import MESSAGES
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.statements import in_slices
 
 VALUES_AT_ONCE = 500
@@ -84,7 +84,7 @@ class Elsewhere:
     @classmethod
     def of(cls, keys: Collection[str], ids: Collection[str]) -> "Elsewhere":
         """Find the rows that name one of these keys, or a message by one of these ids."""
-        using = database()
+        using = records_alias()
         return cls(
             keys=keys,
             ids=ids,
@@ -108,7 +108,7 @@ class Elsewhere:
 
     def forget(self) -> None:
         """Empty what these rows say of the messages; call it in the transaction of the erasure."""
-        using = database()
+        using = records_alias()
         for rows, numbers, values in (
             (ListedKey.objects.using(using), self.listed, {"value": IN_PLACE_OF_A_KEY}),
             (FormerName.objects.using(using), self.former, {"value": ""}),

@@ -28,7 +28,7 @@ from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import Action, EarlyRetry, ItemState, OperatorAction, ParkedMessage, RequeueItem
 from django_rmq_retry.parked.audit import log_action
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, Allowed, Refused
 from django_rmq_retry.parked.selection import Selection
@@ -280,7 +280,7 @@ def _delivery(row: Mapping[str, Any], *, edits: bool) -> Delivery:
 def _check_unchanged(row: Mapping[str, Any], body: bytes, raw: bytes) -> None:
     """Refuse a line whose body is not what was exported, or not that of the stored message with its id."""
     digest, message_id = hashlib.sha256(body).hexdigest(), decode_properties(raw).message_id
-    stored = ParkedMessage.objects.using(database()).filter(queue=row["queue"], erased_at__isnull=True)
+    stored = ParkedMessage.objects.using(records_alias()).filter(queue=row["queue"], erased_at__isnull=True)
     alike = stored.filter(message_id=short(message_id, COLUMN_BYTES)).order_by("pk") if message_id else stored.none()
     other = None if alike.filter(sha256=digest).exists() else alike.only("pk").first()
     if row["sha256"] == digest and other is None:

@@ -12,8 +12,8 @@ from django_rmq_retry import Message
 from django_rmq_retry.admin.cards import cards_of
 from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, RequeueItem, RequeueRun
 from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.run_steering import resume_run
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.parked.steering import resume
 from django_rmq_retry.wording import minute
 from tests.admin import made
 from tests.admin.conftest import client_of
@@ -350,7 +350,7 @@ class TestTheProof:
         rows = [made.message(business_key=f"PAY-{number}") for number in range(3)]
         run = requeue_run([one.pk for one in rows])
         pause_run(run)
-        resume(run.pk, Actor.of_code("lead"), reason="bank confirmed by phone")
+        resume_run(run.pk, Actor.of_code("lead"), reason="bank confirmed by phone")
         RequeueItem.objects.filter(message__in=rows[:2]).update(state="processed")
         RequeueItem.objects.filter(message=rows[2]).update(state="failed")
         ParkedMessage.objects.filter(pk__in=[one.pk for one in rows[:2]]).update(state="processed")

@@ -16,8 +16,8 @@ from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.markup import NOTHING
 from django_rmq_retry.models import OperatorAction, QueueControl
-from django_rmq_retry.parked.controls import pause
 from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.queue_pauses import pause_queue
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of
@@ -187,7 +187,7 @@ def test_an_operator_can_close_a_breaker_or_keep_it_open(page: Client) -> None:
 
 
 def test_a_stalled_queue_is_on_the_status_page(page: Client) -> None:
-    pause(QUEUE, ANN, reason="bank is closed")
+    pause_queue(QUEUE, ANN, reason="bank is closed")
     text = Page(page.get(STATUS)).text
 
     assert re.search(rf"! Queue '{QUEUE}' has been paused for \d s by ann: bank is closed\.", text)
@@ -224,7 +224,7 @@ def test_blocked_keys_are_counted_searched_and_shown_by_the_key_of_the_message(p
 
 
 def test_an_expired_pause_is_not_shown(page: Client) -> None:
-    pause(QUEUE, ANN, reason="outage", until=timezone.now() + timedelta(hours=1))
+    pause_queue(QUEUE, ANN, reason="outage", until=timezone.now() + timedelta(hours=1))
     QueueControl.objects.update(until=timezone.now() - timedelta(seconds=1))
 
     assert "‖ paused" not in Page(page.get(QUEUES)).text
@@ -232,7 +232,7 @@ def test_an_expired_pause_is_not_shown(page: Client) -> None:
 
 
 def test_a_late_pause_or_resume_is_refused_with_an_explanation(page: Client) -> None:
-    pause(QUEUE, ANN, reason="outage")
+    pause_queue(QUEUE, ANN, reason="outage")
     shown = page.get(QUEUES)
     press(page, shown, "Resume")
     again = press(page, shown, "Resume")
@@ -252,7 +252,7 @@ def test_an_unknown_queue_is_refused_and_nothing_is_written(page: Client) -> Non
 
 def test_the_queue_page_escapes_all_names(page: Client) -> None:
     evil = "<script>alert(1)</script>\x1b[2J"
-    pause(QUEUE, Actor(name=evil), reason=evil)
+    pause_queue(QUEUE, Actor(name=evil), reason=evil)
     trip(QUEUE, cause=evil)
     told: Any = page.get(QUEUES)
     QueueControl.objects.update(paused=False)

@@ -15,7 +15,7 @@ from django_rmq_retry import Delivery, Fixed, Message, RetryThenPark, handler
 from django_rmq_retry.admin import groups, runs
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, RunState, State
-from django_rmq_retry.parked import items, steering
+from django_rmq_retry.parked import items, run_steering
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.topology import Role
 from tests.admin import made
@@ -320,7 +320,7 @@ def test_what_a_stopped_run_has_not_sent_is_requeued_by_one_button(page: Client)
     first, second, other = (made.message(cause) for _ in range(3))
     run = requeue_run([first.pk, second.pk], reason="x")
     before = page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/")
-    steering.stop(run.pk, BOB, reason="wrong rate")
+    run_steering.stop_run(run.pk, BOB, reason="wrong rate")
     discard_messages([first.pk])
     shown = page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/")
     preview = page.get(Page(shown).links["Requeue the 1 that were not sent…"], follow=True)
@@ -339,7 +339,7 @@ def test_the_page_of_a_group_names_a_stopped_run_and_what_it_has_not_sent(page: 
     run = requeue_run([*mine, theirs], reason="x")
     group = f"/admin/rmq_retry/errorgroup/{cause.pk}/change/"
     before = Page(page.get(group)).text
-    steering.stop(run.pk, BOB, reason="wrong rate")
+    run_steering.stop_run(run.pk, BOB, reason="wrong rate")
     discard_messages(mine[:1])
     shown = Page(page.get(group))
     discard_messages(mine[1:])
@@ -359,7 +359,7 @@ def test_a_run_that_left_many_behind_is_named_without_a_number(page: Client, mon
         monkeypatch.setattr(module, "MOST_UNSENT_COUNTED", 1)
     cause = made.group()
     run = requeue_run([made.message(cause).pk for _ in range(2)], reason="x")
-    steering.stop(run.pk, BOB, reason="wrong rate")
+    run_steering.stop_run(run.pk, BOB, reason="wrong rate")
     shown = Page(page.get(f"/admin/rmq_retry/errorgroup/{cause.pk}/change/"))
 
     assert f"Requeue run {run.pk} was stopped, and many were not sent." in shown.links
@@ -389,7 +389,7 @@ def test_what_a_stopped_run_has_not_sent_is_counted_up_to_a_limit(
         monkeypatch.setattr(module, "MOST_UNSENT_COUNTED", 1)
     numbers = [made.message().pk for _ in range(3)]
     run = requeue_run(numbers, reason="x")
-    steering.stop(run.pk, BOB, reason="wrong rate")
+    run_steering.stop_run(run.pk, BOB, reason="wrong rate")
     # What was counted up to the limit would leave the third one without a button.
     discard_messages(numbers[:2])
     shown = page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/")

@@ -12,8 +12,8 @@ from django_rmq_retry import Message
 from django_rmq_retry.models import ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked.key_lists import list_filter, store
 from django_rmq_retry.parked.requeue import start
+from django_rmq_retry.parked.run_steering import stop_run
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.parked.steering import stop
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
@@ -315,7 +315,7 @@ def test_the_page_counts_messages_that_were_handled_twice_and_leads_to_them(page
 
 def test_the_page_names_who_stopped_a_run(page: Client) -> None:
     run = run_of()
-    stop(run.pk, BOB, reason="wrong ones")
+    stop_run(run.pk, BOB, reason="wrong ones")
 
     assert "Stopped by bob" in shown(page, run)
 

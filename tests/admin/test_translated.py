@@ -35,9 +35,9 @@ from django_rmq_retry.models import (
 from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.blocked_keys import unblock
-from django_rmq_retry.parked.controls import pause, resume
 from django_rmq_retry.parked.early_retries import RetryCause, WaitingReport
 from django_rmq_retry.parked.outbox_actions import retry_outbox
+from django_rmq_retry.parked.queue_pauses import pause_queue, resume_queue
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.topology import Role
 from tests.admin import made
@@ -287,7 +287,7 @@ def world() -> dict[str, dict[str, Any]]:
     made.consumer(stopping=True)
     made.consumer(seconds=90)
     made.consumer(seconds=90, in_flight=flying)
-    pause(QUEUE, ANN, reason="INC-553", until=timezone.now() + timedelta(hours=1))
+    pause_queue(QUEUE, ANN, reason="INC-553", until=timezone.now() + timedelta(hours=1))
     other = made.message()
     made.asked(lambda actor: discard(Selection.of_ids([other.pk]), actor, category="duplicate"), ANN)
     chosen = {"message": one.pk}
@@ -421,8 +421,8 @@ def test_the_pages_of_a_blocked_key_are_translated(page: Client, settings: Any) 
 
 
 def test_the_audit_log_names_the_object_of_each_action(page: Client) -> None:
-    pause(QUEUE, ANN, reason="INC-553")
-    resume(QUEUE, ANN)
+    pause_queue(QUEUE, ANN, reason="INC-553")
+    resume_queue(QUEUE, ANN)
     unblock(blocked(made.message(), waiting=0), ANN, reason="INC-553")
     retry_outbox(ANN, [outgoing(failed=True).pk], using="default")
     logged(Action.PAUSE, run=1, facts={"before": {}, "after": {}})

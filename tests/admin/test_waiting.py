@@ -14,8 +14,8 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import EarlyRetry, ItemState, OperatorAction, RequeueRun
 from django_rmq_retry.parked import early_runs
 from django_rmq_retry.parked.audit import acts_on
-from django_rmq_retry.parked.controls import pause
 from django_rmq_retry.parked.early_retries import RetryCause, RetryFilter, WaitingReport
+from django_rmq_retry.parked.queue_pauses import pause_queue
 from django_rmq_retry.parked.requeue_options import RequeueOptions
 from django_rmq_retry.topology import Role
 from tests.admin import made
@@ -90,7 +90,7 @@ def test_a_guard_of_100_percent_is_off_and_a_rate_of_0_is_refused(page: Client) 
 
 @pytest.mark.usefixtures("waits")
 def test_the_preview_names_causes_times_and_a_queue_that_stands_still(page: Client) -> None:
-    pause(QUEUE, ANN, reason="the bank is closed")
+    pause_queue(QUEUE, ANN, reason="the bank is closed")
     answer = page.get(WAITING, {"queue": QUEUE})
     text = Page(answer).text
 

@@ -9,7 +9,7 @@ from django.db import OperationalError, connections
 
 from django_rmq_retry.breakers.halts import ELSEWHERE_SECONDS, Halts, halted
 from django_rmq_retry.breakers.queue_state import Halt
-from django_rmq_retry.breakers.table import database
+from django_rmq_retry.breakers.table import controls_alias
 from django_rmq_retry.models import QueueControl
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
@@ -100,7 +100,7 @@ def test_a_halt_that_the_database_did_not_end_is_ended_at_the_next_look(monkeypa
     def away(*_query: object) -> None:
         raise OperationalError("away")
 
-    with connections[database()].execute_wrapper(away):
+    with connections[controls_alias()].execute_wrapper(away):
         halts.report()
     assert (len(halted()), len(known)) == (1, 1)
     halts.report()

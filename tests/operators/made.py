@@ -23,12 +23,12 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import COUNTED_AS, OriginKey
-from django_rmq_retry.parked import items, listing, requeue, steering
+from django_rmq_retry.parked import items, listing, requeue, run_steering
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import claim
 from django_rmq_retry.parked.copies import copies_of
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.groups import count_minutes, minute_of
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue_options import RequeueOptions
@@ -55,7 +55,7 @@ def record(**fields: Any) -> ParkedMessage:
     message = uncounted(**fields)
     counter = COUNTED_AS[message.state]
     ErrorGroup.objects.filter(pk=message.group_id).update(**{counter: F(counter) + 1})
-    count_minutes([(message.group_id, minute_of(message.parked_at), message.copies == 1, 1)], using=database())
+    count_minutes([(message.group_id, minute_of(message.parked_at), message.copies == 1, 1)], using=records_alias())
     return message
 
 
@@ -92,7 +92,7 @@ def uncounted(
     message = ParkedMessage.objects.create(**(values | fields))
     named = list(keys) or [message.business_key] * bool(message.business_key)
     BusinessKey.objects.bulk_create([BusinessKey(message=message, value=value) for value in named])
-    ParkedOrigin.objects.add({OriginKey.of(message): int(message.state == State.PARKED)}, using=database())
+    ParkedOrigin.objects.add({OriginKey.of(message): int(message.state == State.PARKED)}, using=records_alias())
     return message
 
 
@@ -102,15 +102,15 @@ def requeue_run(chosen: Chosen, by: Actor = ANN, *, reason: str = "", **options:
 
 
 def pause_run(run: RequeueRun, by: Actor = ANN, **options: Any) -> RequeueRun:
-    return steering.pause(run.pk, by, **options)
+    return run_steering.pause_run(run.pk, by, **options)
 
 
 def resume_run(run: RequeueRun, by: Actor = ANN) -> RequeueRun:
-    return steering.resume(run.pk, by)
+    return run_steering.resume_run(run.pk, by)
 
 
 def stop_run(run: RequeueRun, by: Actor = ANN, **options: Any) -> RequeueRun:
-    return steering.stop(run.pk, by, **options)
+    return run_steering.stop_run(run.pk, by, **options)
 
 
 def driver_of(run: RequeueRun, name: str = "test", **parts: Any) -> RunSteps:
@@ -129,7 +129,7 @@ def list_in_parts(patch: pytest.MonkeyPatch, part: int, *, at_once: int, patienc
     patch.setattr(listing, "PART_ITEMS", part)
     patch.setattr(items, "SKIPPED_AT_ONCE", part)
     if patience is not None:
-        patch.setattr(steering, "STOP_SECONDS", patience)
+        patch.setattr(run_steering, "STOP_SECONDS", patience)
 
 
 def list_part_of(run: RequeueRun, driver: str = "me") -> None:

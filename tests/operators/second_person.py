@@ -13,7 +13,7 @@ from django_rmq_retry.models import (
     MessageVersion,
     ParkedMessage,
 )
-from django_rmq_retry.parked import controls
+from django_rmq_retry.parked import queue_pauses
 from django_rmq_retry.parked.approvals import ask
 from django_rmq_retry.parked.edit import propose, store
 from django_rmq_retry.parked.edit_many import Act, PathChange, store_many
@@ -83,7 +83,7 @@ def editing_many() -> Scene:
 def closing() -> Scene:
     trip(QUEUE, wait=300)
     return Scene(
-        lambda actor: controls.resume(QUEUE, actor, reason="the bank is back"),
+        lambda actor: queue_pauses.resume_queue(QUEUE, actor, reason="the bank is back"),
         lambda: not states([QUEUE])[QUEUE].circuit.opened,
         Action.RESUME,
     )

@@ -23,7 +23,7 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
-from django_rmq_retry.parked import approvals, controls
+from django_rmq_retry.parked import approvals, queue_pauses
 from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.approvals import approve, reject
 from django_rmq_retry.parked.audit import acts_on
@@ -344,7 +344,7 @@ def test_an_act_on_messages_that_another_operator_discarded_is_refused(
 def test_only_the_breaker_that_was_seen_is_closed(since: str, ann: Actor, bob: Actor) -> None:
     request = asked(closing().do, ann)
     if since == "paused":
-        controls.pause(QUEUE, bob, reason="the bank is closed")
+        queue_pauses.pause_queue(QUEUE, bob, reason="the bank is closed")
     else:
         QueueControl.objects.update(opened=False)
         if since == "opened again":
@@ -371,8 +371,8 @@ def test_the_audit_log_names_what_was_approved_and_counts_messages_only_where_it
 
 
 def test_a_pause_is_ended_without_a_second_person(ann: Actor) -> None:
-    controls.pause(QUEUE, ann, reason="the bank is closed")
-    controls.resume(QUEUE, ann)
+    queue_pauses.pause_queue(QUEUE, ann, reason="the bank is closed")
+    queue_pauses.resume_queue(QUEUE, ann)
 
     assert not ApprovalRequest.objects.exists()
 

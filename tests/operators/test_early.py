@@ -31,7 +31,7 @@ from django_rmq_retry.messages import Properties, encode_properties
 from django_rmq_retry.messages.identity import attempt_identity
 from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.models import Attempt, EarlyRetry, ItemState, RequeueRun, RunState, RunWait
-from django_rmq_retry.parked import early_runs, steering
+from django_rmq_retry.parked import early_runs, run_steering
 from django_rmq_retry.parked.early_retries import RetryFilter, report
 from django_rmq_retry.parked.operators import Refused
 from django_rmq_retry.parked.requeue_options import RequeueOptions
@@ -268,7 +268,7 @@ def test_retries_that_runs_held_and_put_back_arrive_without_a_suspicion(made: Ma
     for left in (4, 3, 2):
         run = early_runs.start(WORK, ANN, RequeueOptions(rate=2, stop_at=None), count=5)
         assert stepped(run, 1) == 1
-        steering.stop(run.pk, ANN)
+        run_steering.stop_run(run.pk, ANN)
         has(amqp, f"{WORK}.retry.8s", left)
 
     assert {int(headers.get("x-delivery-count", 0)) for _, headers, *_ in arrived(amqp, 5)} == {0}
@@ -366,8 +366,8 @@ def test_a_run_sends_no_message_twice_that_fails_again_and_its_guard_pauses_it(
     run = sent(run)
 
     assert (run.state, run.wait, run.failed) == (RunState.PAUSED, RunWait.GUARD, len(again))
-    steering.change_rate(run.pk, ANN, rate=100)
-    run = sent(steering.resume(run.pk, ANN))
+    run_steering.change_rate(run.pk, ANN, rate=100)
+    run = sent(run_steering.resume_run(run.pk, ANN))
     assert sorted([*again, *(name for name, *_ in arrived(amqp, 8 - len(again)))]) == names
     assert ready(amqp, WAITING) == len(again)
     assert run.sent == 8
@@ -400,7 +400,7 @@ def test_a_paused_run_puts_the_retries_back_that_it_holds(made: Made, amqp: Bloc
     run = early_runs.start(WORK, ANN, RequeueOptions(rate=2, stop_at=None), count=6)
 
     left = 6 - stepped(run, 2)
-    steering.stop(run.pk, ANN, reason="the bank is away again")
+    run_steering.stop_run(run.pk, ANN, reason="the bank is away again")
 
     has(amqp, WAITING, left)
     assert 0 < left < 6
@@ -417,7 +417,7 @@ def test_a_second_run_over_the_same_queue_is_refused_with_the_name_of_the_first(
 
     with pytest.raises(Refused, match=f"Requeue run {run.pk} by ann sends retries of ledger.post already"):
         early_runs.start(WORK, ANN, RequeueOptions(rate=1, stop_at=None), count=1)
-    steering.stop(run.pk, ANN)
+    run_steering.stop_run(run.pk, ANN)
     assert sent(early_runs.start(WORK, ANN, RequeueOptions(rate=1, stop_at=None), count=1)).sent == 1
 
 

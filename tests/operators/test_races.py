@@ -37,8 +37,8 @@ from django_rmq_retry.parked.edit_many import PathChange, store_many
 from django_rmq_retry.parked.edited_keys import KeyTaken
 from django_rmq_retry.parked.key_lists import list_filter, look_up, store
 from django_rmq_retry.parked.requeue import requeue
+from django_rmq_retry.parked.run_steering import resume_run
 from django_rmq_retry.parked.selection import LISTED, Selection
-from django_rmq_retry.parked.steering import resume
 from tests.operators.dying import CHANGE, DISCARDING_STEPS, EDITING_STEPS, LETTING_GO_STEPS, LISTING_STEPS, PART, STEPS
 from tests.operators.invariants import check_books, check_counters
 from tests.operators.made import (
@@ -187,7 +187,7 @@ def test_a_driver_that_is_killed_with_another_canary_sends_no_second_one(
     first = run.items.get(place=1)
     copy_failed(first.message_id, first.cycle)
     assert drive_run(run).wait == RunWait.CANARY_FAILED
-    resume(run.pk, ANN, canary=True)
+    resume_run(run.pk, ANN, canary=True)
     # The driver that paused it may drive it again for some seconds more.
     RequeueRun.objects.update(leased_until=timezone.now() - timedelta(seconds=1))
     past = killed(own, broker_url, run, "sending", step, "1")

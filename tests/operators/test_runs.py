@@ -27,7 +27,7 @@ from django_rmq_retry.parked.claims import ClaimResult, end_expired_claims, stor
 from django_rmq_retry.parked.lease import RUN_LEASE
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.pace import RunPace
-from django_rmq_retry.parked.steering import change_rate, pause, resume, stop
+from django_rmq_retry.parked.run_steering import change_rate, pause_run, resume_run, stop_run
 from tests.operators.driving import Clock, Targets
 from tests.operators.invariants import check_counters
 from tests.operators.made import ANN, BOB, QUEUE, again, claimed_of, drive_run, driver_of, record, requeue_run
@@ -151,7 +151,7 @@ class TestSteering:
     def test_a_stopped_run_leaves_the_rest_parked_and_still_counts_outcomes(self) -> None:
         run, clock = started(2), Clock()
         driver_of(run, clock=clock, targets=Targets()).step()
-        stop(run.pk, BOB, reason="wrong ones")
+        stop_run(run.pk, BOB, reason="wrong ones")
         outcome(run, 1, good=True)
 
         assert states(run) == ["processed", "skipped"]
@@ -161,9 +161,9 @@ class TestSteering:
 
     def test_a_finished_run_cannot_be_paused_resumed_or_stopped(self) -> None:
         run = started()
-        stop(run.pk, ANN)
+        stop_run(run.pk, ANN)
 
-        for act in (pause, resume, stop):
+        for act in (pause_run, resume_run, stop_run):
             with pytest.raises(Outdated, match="has another state now: Stopped"):
                 act(run.pk, ANN)
         with pytest.raises(Refused, match="a number above 0"):
@@ -233,7 +233,7 @@ class TestGuards:
         clock.now += 1
         one.step()
         assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.GUARD)
-        resume(run.pk, ANN)
+        resume_run(run.pk, ANN)
         one.step()
         clock.now += 1
         one.step()
@@ -268,7 +268,7 @@ class TestGuards:
         clock.now += 1
         one.step()
         assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.CANARY_FAILED)
-        resume(run.pk, ANN)
+        resume_run(run.pk, ANN)
         drive_run(run)
 
         assert states(run) == ["failed", "sent", "sent"]
@@ -281,7 +281,7 @@ class TestGuards:
         outcome(run, 1, good=False)
         clock.now += 1
         one.step()
-        resume(run.pk, ANN, canary=True)
+        resume_run(run.pk, ANN, canary=True)
         for _ in range(3):
             one.step()
             clock.now += 1
@@ -302,11 +302,11 @@ class TestGuards:
             clock.now += 1
             one.step()
             assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.CANARY_FAILED)
-            resume(run.pk, ANN, canary=True)
+            resume_run(run.pk, ANN, canary=True)
         one.step()
         assert states(run) == ["failed", "failed", "sent", "pending"]
-        pause(run.pk, ANN)
-        resume(run.pk, ANN)
+        pause_run(run.pk, ANN)
+        resume_run(run.pk, ANN)
         clock.now += 1
         one.step()
         assert now(run).wait == RunWait.CANARY_WAITS
@@ -320,7 +320,7 @@ class TestGuards:
         clock.now += 1
         one.step()
         assert now(run).wait == RunWait.CANARY_SILENT
-        resume(run.pk, ANN, canary=True)
+        resume_run(run.pk, ANN, canary=True)
         one.step()
         outcome(run, 1, good=True)
         clock.now += 1
@@ -340,7 +340,7 @@ class TestGuards:
         clock.now += 1
         one.step()
         assert now(run).wait == RunWait.GUARD
-        resume(run.pk, ANN, canary=True)
+        resume_run(run.pk, ANN, canary=True)
         for _ in range(2):
             one.step()
             clock.now += 1
@@ -362,7 +362,7 @@ class TestGuards:
             outcome(run, place, good=False)
             clock.now += 1
             one.step()
-            resume(run.pk, ANN, canary=place == 1)
+            resume_run(run.pk, ANN, canary=place == 1)
         one.step()
 
         assert states(run) == ["failed", "failed", "sent"]
@@ -370,8 +370,8 @@ class TestGuards:
     @pytest.mark.usefixtures("wired")
     def test_an_operators_note_and_the_drivers_code_are_separate(self) -> None:
         run = started(2, stop_at=20)
-        noted = pause(run.pk, ANN, reason="look first")
-        resume(run.pk, ANN)
+        noted = pause_run(run.pk, ANN, reason="look first")
+        resume_run(run.pk, ANN)
         one = driver_of(run, targets=Targets())
         one.step()
         RequeueRun.objects.filter(pk=run.pk).update(failed=5)
@@ -637,7 +637,7 @@ class TestLeases:
     def test_no_message_is_claimed_from_a_run_paused_meanwhile(self) -> None:
         run = started()
         RequeueRun.objects.filter(pk=run.pk).update(driver="me")
-        pause(run.pk, ANN)
+        pause_run(run.pk, ANN)
 
         assert claimed_of(run) == []
         check_counters()

@@ -13,7 +13,7 @@ from django_rmq_retry.management.accounts import actor_of, add_user
 from django_rmq_retry.management.arguments import age
 from django_rmq_retry.management.command import Options, RmqCommand, check_known
 from django_rmq_retry.management.terminal import clock, utc
-from django_rmq_retry.parked import controls
+from django_rmq_retry.parked import queue_pauses
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Outdated
 
@@ -34,7 +34,7 @@ class Command(RmqCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         add = self.subcommands(parser)
         shows = "list queues that have a handler, with the reason of each pause"
-        add("list", lambda options: self._report(controls.queue_states(), options), shows)
+        add("list", lambda options: self._report(queue_pauses.queue_states(), options), shows)
         pause = add("pause", self._change, "stop consuming the queue, in all processes, within seconds")
         resume = add("resume", self._change, "resume the queue; also closes an open breaker")
         sends = "send the retries of a queue before they are due, as a requeue run"
@@ -49,7 +49,7 @@ class Command(RmqCommand):
         )
 
     def _change(self, options: Options) -> Exit:
-        check_known("queue", options["queues"], controls.queues())
+        check_known("queue", options["queues"], queue_pauses.queues())
         queues, left, asked = list(dict.fromkeys(options["queues"])), 0, False
         for queue in queues:
             try:
@@ -60,7 +60,7 @@ class Command(RmqCommand):
             except Outdated as refusal:
                 left += 1
                 self.say(str(refusal))
-        self._report([one for one in controls.queue_states() if one.queue in queues], options)
+        self._report([one for one in queue_pauses.queue_states() if one.queue in queues], options)
         if asked:
             return Exit.ASKED
         return Exit.DONE if not left else Exit.NOTHING if left == len(queues) else Exit.PARTLY
@@ -68,9 +68,11 @@ class Command(RmqCommand):
     def _switch(self, queue: str, options: Options) -> None:
         reason = options["reason"]
         if options["subcommand"] == "resume":
-            controls.resume(queue, actor_of(options), reason=reason)
+            queue_pauses.resume_queue(queue, actor_of(options), reason=reason)
         else:
-            controls.pause(queue, Actor.of_shell(), reason=reason, until=controls.pause_end(options["span"] or None))
+            queue_pauses.pause_queue(
+                queue, Actor.of_shell(), reason=reason, until=queue_pauses.pause_end(options["span"] or None)
+            )
 
     def _report(self, states: list[QueueState], options: Options) -> Exit:
         now = table.now()

@@ -11,14 +11,14 @@ from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import Action, ParkedMessage, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import ACTIVE, UNDATED
 from django_rmq_retry.parked.audit import log_action
-from django_rmq_retry.parked.database import database, locked_run, transaction_of
+from django_rmq_retry.parked.database import locked_run, records_alias, transaction_of
 from django_rmq_retry.parked.items import skip_unsent
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated
 from django_rmq_retry.parked.pace import restart_rate
 from django_rmq_retry.parked.requeue_options import checked_rate
 
 STOP_SECONDS = 0.5
-"""Seconds for which ``stop`` skips unsent items itself; the run's driver skips the rest."""
+"""Seconds for which ``stop_run`` skips unsent items itself; the run's driver skips the rest."""
 CANARY_ENDED = (RunWait.CANARY_FAILED, RunWait.CANARY_SILENT, RunWait.NOT_CONFIRMED)
 """A run paused for one of these resumes without its canary, because the operator has inspected that message."""
 RETESTABLE = (*CANARY_ENDED, RunWait.GUARD)
@@ -30,7 +30,7 @@ def _noted(reason: str) -> dict[str, str]:
     return {"wait": "", "note": short(reason, COLUMN_BYTES)}
 
 
-def pause(run_id: int, actor: Actor, *, reason: str = "") -> RequeueRun:
+def pause_run(run_id: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     """Pause a run until an operator resumes it; messages that are being sent are completed."""
     running = (RunState.PLANNED, RunState.RUNNING)
     return _change_run(
@@ -38,16 +38,16 @@ def pause(run_id: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     )
 
 
-def resume(run_id: int, actor: Actor, *, canary: bool = False, reason: str = "") -> RequeueRun:
+def resume_run(run_id: int, actor: Actor, *, canary: bool = False, reason: str = "") -> RequeueRun:
     """Resume a run; with ``canary`` it sends one more message, and the rest after that one was processed.
 
     The operator has seen the failures for which a guard paused it, so the guard counts later outcomes only; it can
     pause the run again.
     """
     changes: dict[str, Any] = {"state": RunState.RUNNING, **_noted(""), **restart_rate()}
-    known = RequeueRun.objects.using(database()).filter(pk=run_id).first()
+    known = RequeueRun.objects.using(records_alias()).filter(pk=run_id).first()
     if known is not None and canary:
-        changes |= {"canary": True, "canary_since": database_clock.now(database())}
+        changes |= {"canary": True, "canary_since": database_clock.now(records_alias())}
     elif known is not None and known.awaits_canary and known.wait in RETESTABLE:
         changes |= {"canary": False, "canary_since": None}
     if known is not None and known.guard_exceeded:
@@ -62,14 +62,14 @@ def change_rate(run_id: int, actor: Actor, *, rate: float, reason: str = "") -> 
     )
 
 
-def stop(run_id: int, actor: Actor, *, reason: str = "") -> RequeueRun:
+def stop_run(run_id: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     """Stop a run permanently. Unsent messages stay parked; outcomes of sent ones are still recorded."""
     changes = {"state": RunState.STOPPED, **_noted(reason)}
     stopped = _change_run(run_id, actor, Action.STOP, ACTIVE, reason=reason, changes=changes)
     until = time.monotonic() + STOP_SECONDS
     while skip_unsent(run_id) and time.monotonic() < until:
         pass
-    stopped.refresh_from_db(using=database())
+    stopped.refresh_from_db(using=records_alias())
     return stopped
 
 
@@ -86,14 +86,14 @@ def _change_run(
     before = {name: getattr(known, name) for name in changes if name in ("rate", "state", "canary")}
     if changes.get("canary_since"):
         # A driver that was killed could not note the time. What it had sent is no later than now.
-        lost = known.items.using(database()).filter(sent_at=None).exclude(state__in=UNDATED)
+        lost = known.items.using(records_alias()).filter(sent_at=None).exclude(state__in=UNDATED)
         lost.update(sent_at=changes["canary_since"])
-    RequeueRun.objects.using(database()).filter(pk=run_id).update(**changes)
+    RequeueRun.objects.using(records_alias()).filter(pk=run_id).update(**changes)
     if action == Action.STOP and known.listing:
         known.end_listing()
-        known.save(using=database(), update_fields=["listing_limit", "total"])
+        known.save(using=records_alias(), update_fields=["listing_limit", "total"])
     after = {name: changes[name] for name in before}
     counted = known.unsent
     log_action(actor, action, reason=reason, run=run_id, count=counted, facts={"before": before, "after": after})
-    known.refresh_from_db(using=database())
+    known.refresh_from_db(using=records_alias())
     return known

@@ -43,7 +43,7 @@ def pause_lacks_reason(reason: str) -> str:
 
 
 @transaction_of(QueueControl)
-def pause(queue: str, actor: Actor, *, reason: str, until: datetime | None = None) -> QueueState:
+def pause_queue(queue: str, actor: Actor, *, reason: str, until: datetime | None = None) -> QueueState:
     """Stop all consumers of a queue within seconds, until ``until`` or until an operator resumes the queue."""
     if pause_lacks_reason(reason):
         raise Refused(pause_lacks_reason(reason))
@@ -63,7 +63,7 @@ def pause(queue: str, actor: Actor, *, reason: str, until: datetime | None = Non
 
 
 @transaction_of(QueueControl)
-def resume(queue: str, actor: Actor, *, reason: str = "", seen: Mapping[str, float] | None = None) -> QueueState:
+def resume_queue(queue: str, actor: Actor, *, reason: str = "", seen: Mapping[str, float] | None = None) -> QueueState:
     """Resume a queue within seconds; an open breaker is closed as well.
 
     Refuse if the breaker and the pause are not those that were ``seen``.
