@@ -83,14 +83,14 @@ class ParkedCopy:
     stamp: Stamp
     detail: str = ""
     error: str = ""
-    message: str = ""
+    error_text: str = ""
     handler: str = ""
     fingerprint: str = ""
     culprit: str = ""
     ticket: str = ""
     parked_at: int = 0
     """The parking time in epoch milliseconds, by the clock of the consumer or broker that parked it; 0 if unknown."""
-    copy: str
+    copy_digest: str
     """The digest of this copy. It stays the same when the copy is redelivered."""
 
     @property
@@ -98,7 +98,7 @@ class ParkedCopy:
         """The identity, the same for each failure; without an id that of this copy: equal bytes may be two payments."""
         named = self.properties.message_id
         if not named:
-            return f"copy:{self.copy}"
+            return f"copy:{self.copy_digest}"
         return message_identity(self.queue or self.parked_in, named, self.body)
 
 
@@ -120,7 +120,7 @@ def read_parked(delivery: Delivery, homes: Mapping[str, str]) -> ParkedCopy:
             reason=Reason.UNDECODABLE_HEADERS,
             detail=str(error),
             stamp=Stamp(),
-            copy=copy_digest(delivery, decodable),
+            copy_digest=copy_digest(delivery, decodable),
         )
 
 
@@ -143,6 +143,7 @@ def set_aside(delivery: Delivery, why: str, *, queue: str) -> Message:
 def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> ParkedCopy:
     headers = arrived.headers
     texts = {name: _text_header(headers, name) for name in (*PARKED_TEXTS, "ticket")}
+    texts["error_text"] = texts.pop("message")
     stamp = Stamp.read(headers)
     # Our copies carry no x-death. If there is one, the broker dead-lettered the message after any copy of ours, and
     # headers in our name may come from the sender.
@@ -164,7 +165,7 @@ def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> 
         by=by,
         stamp=stamp,
         parked_at=_parked_at(headers, died),
-        copy=copy_digest(delivery, arrived),
+        copy_digest=copy_digest(delivery, arrived),
         **texts,
     )
 

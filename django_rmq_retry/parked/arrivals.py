@@ -94,7 +94,7 @@ class Arrival:
             "reason": short(parked.reason, 64),
             "detail": short(parked.detail, TEXT_LIMIT),
             "error": short(parked.error, COLUMN_BYTES),
-            "error_text": short(parked.message, TEXT_LIMIT),
+            "error_text": short(parked.error_text, TEXT_LIMIT),
             "summary": short(parked.stamp.summary, TEXT_LIMIT),
             "attempts": parked.stamp.attempts,
             "traceparent": parked.stamp.traceparent,
@@ -123,7 +123,7 @@ class Arrival:
 
 def step_for(record: ParkedMessage, arrival: Arrival, *, ticket: Ticket | None, now: datetime) -> Step:
     """Return the effect of an arrival on its record, which was found by ticket or by identity."""
-    if arrival.parked.copy == record.copy and _delivered_twice(record, arrival):
+    if arrival.parked.copy_digest == record.copy and _delivered_twice(record, arrival):
         return Step.SAME
     if ticket is not None and ticket.cycle < record.cycle:
         return Step.COPY
@@ -137,7 +137,7 @@ def step_for(record: ParkedMessage, arrival: Arrival, *, ticket: Ticket | None, 
 def apply_step(record: ParkedMessage, arrival: Arrival, step: Step) -> bool:
     """Change the record according to the step; return True if it takes over the arrival's failure and group."""
     record.copies += 1
-    record.copy = arrival.parked.copy
+    record.copy = arrival.parked.copy_digest
     if step is Step.COPY or (step is Step.NEWER and arrival.at <= record.parked_at):
         return False
     if step is Step.REOPENED:

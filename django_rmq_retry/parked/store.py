@@ -231,7 +231,7 @@ class BatchWriter:
                 "identity": identity,
                 "group_id": self._groups[arrival.group.fingerprint],
                 "business_key": keys[0] if keys else "",
-                "copy": arrival.parked.copy,
+                "copy": arrival.parked.copy_digest,
                 "recorded_at": self._now,
                 **arrival.contents(),
                 **arrival.failure(),

@@ -93,7 +93,7 @@ def parked(delivery: Delivery, codec: Codec, homes: Mapping[str, str]) -> Parked
     return Parked(
         reason=copy.detail or f"The broker removed it: {copy.reason}",
         code=str(copy.reason),
-        error=ErrorNote(kind=copy.error, text=copy.message) if copy.error else None,
+        error=ErrorNote(kind=copy.error, text=copy.error_text) if copy.error else None,
         attempts=copy.stamp.attempts,
         handler=copy.handler,
         queue=copy.queue,

@@ -355,7 +355,7 @@ class TestParking:
         parked = read_back(copy)
 
         assert (parked.reason, parked.error) == (Reason.INVALID, "InvalidBody")
-        assert parked.message == "The body of 24 bytes does not fit Payment: $.id: Expected `int`, got `str`."
+        assert parked.error_text == "The body of 24 bytes does not fit Payment: $.id: Expected `int`, got `str`."
         assert (parked.stamp.attempts, bench.log) == (0, ["enter", "leave"])
         assert copy.body == b'{"id": "7", "amount": 1}'
 
