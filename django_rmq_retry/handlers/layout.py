@@ -24,7 +24,8 @@ def layout(work_queues: Sequence[WorkQueue], *, extra: Sequence[Exchange | Queue
     """Return the whole topology of a project, each name once; raise ConfigurationError for contradictions."""
     parked_names = {work_queue.park for work_queue in work_queues}
     written = [named for named in extra if isinstance(named, Queue) and named.name in parked_names]
-    written += [one.parked for work_queue in work_queues for one in work_queue.subscriptions if one.parked is not None]
+    definitions = [one.parked_definition for work_queue in work_queues for one in work_queue.subscriptions]
+    written += [definition for definition in definitions if definition is not None]
     defined_names = {queue.name for queue in written}
     topology = Topology()
     for work_queue in work_queues:

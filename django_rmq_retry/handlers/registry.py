@@ -60,7 +60,7 @@ class Registration:
             park=(self.park.name if isinstance(self.park, Queue) else self.park)
             if self.park
             else queue.name + PARKED_SUFFIX,
-            parked=self.park if isinstance(self.park, Queue) else None,
+            parked_definition=self.park if isinstance(self.park, Queue) else None,
             limits=limits,
             asynchronous=self.asynchronous,
             **self.options.written(),

@@ -141,7 +141,7 @@ class Subscription(HandlerOptions):
     queue: Queue
     policy: Policy
     park: str
-    parked: Queue | None = None
+    parked_definition: Queue | None = None
     """The queue ``park``, if the project defines it as a Queue."""
     limits: BodyLimits = LIMITS
     asynchronous: bool = False
