@@ -22,9 +22,9 @@ from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import Declared
 from django_rmq_retry.topology.declarations import (
+    AbandonedQueue,
     BindingDeclaration,
     ExchangeDeclaration,
-    Former,
     QueueDeclaration,
     Role,
     Topology,
@@ -84,24 +84,24 @@ def declarer_on(session: Session, *, api_timeout: float = API_ANSWER_SECONDS) ->
 def gauged(declarer: Declarer, known: Iterable[Declared]) -> Gauged:
     """Return the levels of the project's queues, and of those that it had declared before."""
     topology = registry.topology()
-    return gauge(declarer, topology, former_queues(known, topology, BrokerPlace.of(declarer.session)))
+    return gauge(declarer, topology, abandoned_queues(known, topology, BrokerPlace.of(declarer.session)))
 
 
-def former_queues(known: Iterable[Declared], topology: Topology, place: BrokerPlace) -> tuple[Former, ...]:
+def abandoned_queues(known: Iterable[Declared], topology: Topology, place: BrokerPlace) -> tuple[AbandonedQueue, ...]:
     """Return the queues that were declared at a place and are no longer in the topology, work queues first."""
     here = [row for row in known if row.kind == "queue" and row.name not in topology.queues and place.has(row)]
-    formers = {row.name: _former(row) for row in here}
-    for former in list(formers.values()):
-        aside = former.queue.name + UNRECORDED_QUEUE
-        if former.queue.role is Role.PARKED and aside not in topology.queues:
+    found = {row.name: _abandoned(row) for row in here}
+    for one in list(found.values()):
+        aside = one.queue.name + UNRECORDED_QUEUE
+        if one.queue.role is Role.PARKED and aside not in topology.queues:
             beside = QueueDeclaration(name=aside, role=Role.PARKED)
-            formers.setdefault(aside, Former(queue=beside, home=former.home))
-    return tuple(formers.values())
+            found.setdefault(aside, AbandonedQueue(queue=beside, home=one.home))
+    return tuple(found.values())
 
 
-def still_consumed(declarer: Declarer, former: Sequence[Former]) -> dict[str, str]:
-    """Return the former queues that have consumers, and those that belong to them, each with the reason to keep it."""
-    heads = {one.queue.name: one.home or one.queue.name for one in former}
+def still_consumed(declarer: Declarer, abandoned: Sequence[AbandonedQueue]) -> dict[str, str]:
+    """Return the abandoned queues with consumers, and those that belong to them, each with the reason to keep it."""
+    heads = {one.queue.name: one.home or one.queue.name for one in abandoned}
     read: dict[str, str] = {}
     for name, head in heads.items():
         try:
@@ -118,7 +118,7 @@ def still_consumed(declarer: Declarer, former: Sequence[Former]) -> dict[str, st
     }
 
 
-def former_exchanges(known: Iterable[Declared], topology: Topology, place: BrokerPlace) -> list[str]:
+def abandoned_exchanges(known: Iterable[Declared], topology: Topology, place: BrokerPlace) -> list[str]:
     """Return the exchanges that were declared at a place and are no longer in the topology."""
     there = [row.name for row in known if row.kind == "exchange" and place.has(row)]
     return [name for name in there if name not in topology.exchanges]
@@ -168,9 +168,9 @@ def _check_table(alias: str) -> None:
         raise DeclarationsUnavailable(f"the tables are missing in {alias!r}: manage.py migrate")
 
 
-def _former(row: Declared) -> Former:
+def _abandoned(row: Declared) -> AbandonedQueue:
     role = Role(row.role) if row.role in set(Role) else Role.OTHER
-    return Former(
+    return AbandonedQueue(
         queue=QueueDeclaration(name=row.name, role=role, arguments=row.arguments),
         home=row.home,
         bindings=tuple(

@@ -8,7 +8,7 @@ from django_rmq_retry.amqp.inspection import counted
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.rows import Row
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
-from django_rmq_retry.topology.declarations import Former, QueueDeclaration, Role, Topology
+from django_rmq_retry.topology.declarations import AbandonedQueue, QueueDeclaration, Role, Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,8 @@ class Gauged:
         return not self.api_set or bool(self.api_error)
 
 
-def gauge(declarer: Declarer, topology: Topology, formers: Sequence[Former] = ()) -> Gauged:
-    """Measure each queue of the topology and each former one that exists, reading no message: 4.0 could lose it."""
+def gauge(declarer: Declarer, topology: Topology, abandoned: Sequence[AbandonedQueue] = ()) -> Gauged:
+    """Measure each queue of the topology and each abandoned one that exists, reading no message: 4.0 could lose it."""
     rows: Mapping[str, Row] = {}
     error = ""
     if declarer.inspector is not None:
@@ -65,8 +65,8 @@ def gauge(declarer: Declarer, topology: Topology, formers: Sequence[Former] = ()
         except (BrokerUnreachable, BrokerRefused) as failure:
             error = str(failure)
     levels = [_level(declarer, queue, rows.get(queue.name)) for queue in topology.queues.values()]
-    for former in formers:
-        level = _measure(declarer, former.queue, rows.get(former.queue.name), abandoned=True, home=former.home)
+    for one in abandoned:
+        level = _measure(declarer, one.queue, rows.get(one.queue.name), abandoned=True, home=one.home)
         levels += [] if level.missing else [level]
     vhost = declarer.session.access.vhost
     return Gauged(levels=tuple(levels), api_set=declarer.inspector is not None, api_error=error, vhost=vhost)

@@ -16,8 +16,8 @@ from django_rmq_retry.amqp.move import Move, aside, back, for_good
 from django_rmq_retry.amqp.session import Question, binding, declaring, unbinding
 from django_rmq_retry.topology.declarations import (
     NO_LIMIT,
+    AbandonedQueue,
     BindingDeclaration,
-    Former,
     QueueDeclaration,
     Role,
     Topology,
@@ -172,12 +172,12 @@ class RemovedQueue:
 
 
 class QueueRemoval:
-    """Moves the messages of a former queue and of those that belonged to it to ``targets``, then deletes the queues."""
+    """Moves the messages of an abandoned queue and of those that belonged to it to ``targets``, then deletes them."""
 
-    def __init__(self, declarer: Declarer, family: Sequence[Former], targets: Mapping[str, str]) -> None:
+    def __init__(self, declarer: Declarer, family: Sequence[AbandonedQueue], targets: Mapping[str, str]) -> None:
         self._declarer = declarer
         self._session = declarer.session
-        self._family = {former.queue.name: former for former in family}
+        self._family = {abandoned.queue.name: abandoned for abandoned in family}
         self._targets = targets
 
     def run(self, queue: str, confirm: Confirm) -> RemovedQueue:
@@ -187,11 +187,11 @@ class QueueRemoval:
         were published before it, or to an exchange.
         """
         self._check(confirm)
-        for former in self._family.values():
-            for one in former.bindings:
+        for abandoned in self._family.values():
+            for one in abandoned.bindings:
                 self._session.ask(unbinding(one))
         moved = sum(self._move(name) for name in self._family)
-        waiting = [former.queue for former in self._family.values()]
+        waiting = [abandoned.queue for abandoned in self._family.values()]
         # Queues that feed another one are deleted first.
         order = sorted(self._family, key=lambda name: self._family[name].queue.role is not Role.WAITING)
         done = delete_queues(self._declarer, order, feeders=waiting)

@@ -128,7 +128,7 @@ class Queues:
             yield problem(code=Code.UNREADABLE, values={"reason": level.refusal})
             return
         if level.abandoned:
-            yield self._of_former(level, problem)
+            yield self._of_abandoned(level, problem)
             return
         if level.missing and level.existing:
             values = {"title": f"Queue {level.queue!r}", "reason": "It is external (existing=True) and does not exist."}
@@ -183,7 +183,7 @@ class Queues:
         needs = level.role in (Role.WORK, Role.REPLY, Role.QUARANTINE) and work not in self.excused
         return bool(needs and level.ready and not any(readers))
 
-    def _of_former(self, level: Level, problem: Callable[..., Problem]) -> Problem:
+    def _of_abandoned(self, level: Level, problem: Callable[..., Problem]) -> Problem:
         if not level.ready and not level.consumers:
             command = f"manage.py rmq_delete {self._whole(level)}"
             return problem(code=Code.EMPTY, values={"command": command})
@@ -199,7 +199,7 @@ class Queues:
         return problem(code=Code.ABANDONED, values={"command": command})
 
     def _whole(self, level: Level) -> str:
-        """Return the queue with which a former queue is deleted or moved."""
+        """Return the queue with which an abandoned queue is deleted or moved."""
         known = any(one.abandoned and one.queue == level.home for one in self.levels)
         return level.home if known else level.queue
 

@@ -453,7 +453,7 @@ class Topology:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Former:
+class AbandonedQueue:
     """A queue that the project declared earlier and that no handler uses any more."""
 
     queue: QueueDeclaration

@@ -104,12 +104,12 @@ def test_an_abandoned_queue_stands_below_the_others(page: Client, monkeypatch: p
     assert "manage.py rmq_declare --recreate payments.legacy --move-to NEW" in text
 
 
-def test_what_waits_in_a_former_waiting_queue_counts_on_both_pages(
+def test_what_waits_in_an_abandoned_waiting_queue_counts_on_both_pages(
     page: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Level(queue=QUEUE, role=Role.WORK, ready=0, consumers=1)
-    former = Level(queue=f"{QUEUE}.retry.9m", role=Role.WAITING, ready=3, consumers=0, abandoned=True, home=QUEUE)
-    made.broker_seen(monkeypatch, work, former)
+    abandoned = Level(queue=f"{QUEUE}.retry.9m", role=Role.WAITING, ready=3, consumers=0, abandoned=True, home=QUEUE)
+    made.broker_seen(monkeypatch, work, abandoned)
 
     assert "Send the 3 waiting now…" in Page(page.get(QUEUES)).text
     assert "Waiting for retry 3" in Page(page.get(STATUS)).text

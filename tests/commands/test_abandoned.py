@@ -100,13 +100,13 @@ def test_a_renamed_queue_with_messages_is_a_problem_until_they_are_moved(amqp: B
 
     moved = run(*MOVE)
     assert moved.code == Exit.DONE
-    assert ["3 messages of the former queue 'shop.broken' were moved."] in moved.lines
+    assert ["3 messages of the abandoned queue 'shop.broken' were moved."] in moved.lines
     assert (set(vhost.queues()), known()) == (NEW, NEW)
     assert run("rmq_status", "--check").out == "OK\n"
 
 
 @pytest.mark.usefixtures("renamed")
-def test_an_empty_former_queue_is_a_remark_with_the_command_that_deletes_it(vhost: Vhost) -> None:
+def test_an_empty_abandoned_queue_is_a_remark_with_the_command_that_deletes_it(vhost: Vhost) -> None:
     ran = run("rmq_status")
     remark = "! abandoned, empty: manage.py rmq_delete shop.broken"
 
@@ -156,7 +156,7 @@ def test_a_queue_is_kept_until_its_unknown_waits_have_expired(
     assert "shop.broken.parked" not in vhost.queues()
 
 
-def test_no_message_arrives_in_a_former_queue_while_it_is_moved(
+def test_no_message_arrives_in_an_abandoned_queue_while_it_is_moved(
     named: Named, amqp: BlockingChannel, vhost: Vhost
 ) -> None:
     shop = Exchange("shop", "topic")
@@ -227,7 +227,9 @@ def test_a_parked_queue_is_moved_alone_if_others_consume_its_work_queue(amqp: Bl
 
 @pytest.mark.usefixtures("renamed")
 @pytest.mark.parametrize("more", [[], ["--force"]])
-def test_deleting_all_keeps_a_former_queue_with_consumers(more: list[str], amqp: BlockingChannel, vhost: Vhost) -> None:
+def test_deleting_all_keeps_an_abandoned_queue_with_consumers(
+    more: list[str], amqp: BlockingChannel, vhost: Vhost
+) -> None:
     put(amqp, "shop.broken.parked")
     put(amqp, "shop.broken")
     amqp.basic_qos(prefetch_count=1)
@@ -251,7 +253,7 @@ def test_deleting_all_keeps_a_former_queue_with_consumers(more: list[str], amqp:
     assert (set(vhost.queues()), known()) == (set(), set())
 
 
-def test_former_waiting_queues_are_pruned_without_the_management_api(
+def test_abandoned_waiting_queues_are_pruned_without_the_management_api(
     named: Named, amqp: BlockingChannel, vhost: Vhost
 ) -> None:
     with isolated_handlers():
@@ -274,7 +276,7 @@ def test_former_waiting_queues_are_pruned_without_the_management_api(
 
 @pytest.mark.usefixtures("renamed")
 @pytest.mark.parametrize("part", ["vhost", "broker", "project"])
-def test_queues_declared_in_another_virtual_host_are_not_former_queues(part: str, vhost: Vhost) -> None:
+def test_queues_declared_in_another_virtual_host_are_not_abandoned_queues(part: str, vhost: Vhost) -> None:
     for row in Declared.objects.filter(name__in=OLD):
         setattr(row, part, "another")
         row.digest = Declared.digest_of(row.project, row.broker, row.vhost, row.kind, row.name)
@@ -288,7 +290,7 @@ def test_queues_declared_in_another_virtual_host_are_not_former_queues(part: str
 
 
 @pytest.mark.usefixtures("renamed")
-def test_a_deleted_former_queue_is_hidden_and_then_forgotten(amqp: BlockingChannel) -> None:
+def test_a_deleted_abandoned_queue_is_hidden_and_then_forgotten(amqp: BlockingChannel) -> None:
     for name in OLD:
         amqp.queue_delete(name)
 
@@ -299,7 +301,7 @@ def test_a_deleted_former_queue_is_hidden_and_then_forgotten(amqp: BlockingChann
 
 
 @pytest.mark.usefixtures("renamed")
-def test_a_former_queue_that_others_own_now_is_forgotten(named: Named, vhost: Vhost) -> None:
+def test_an_abandoned_queue_that_others_own_now_is_forgotten(named: Named, vhost: Vhost) -> None:
     named("shop.repaired", park=Queue("shop.broken", existing=True))
     assert run("rmq_delete", "shop.broken", "--yes").code == Exit.USAGE
 
@@ -311,7 +313,7 @@ def test_a_former_queue_that_others_own_now_is_forgotten(named: Named, vhost: Vh
 
 
 @pytest.mark.usefixtures("renamed")
-def test_deleting_all_includes_former_queues(vhost: Vhost) -> None:
+def test_deleting_all_includes_abandoned_queues(vhost: Vhost) -> None:
     assert run("rmq_delete", "--all", "--yes").code == Exit.DONE
     assert (set(vhost.queues()), Declared.objects.count()) == (set(), 0)
 
@@ -357,7 +359,7 @@ def test_declaring_without_the_tables_only_prints_a_warning(
 
 
 @pytest.mark.usefixtures("renamed")
-def test_the_admin_shows_former_queues(amqp: BlockingChannel) -> None:
+def test_the_admin_shows_abandoned_queues(amqp: BlockingChannel) -> None:
     put(amqp, "shop.broken")
     broker_look.forget()
     broker_look.look()

@@ -215,7 +215,7 @@ def test_pruning_needs_the_database_or_the_management_api(monkeypatch: pytest.Mo
     ran = run("rmq_declare", "--prune", "--yes")
 
     assert ran.code == Exit.DRIFT
-    assert "Neither the database nor the management API lists the former queues. Run `manage.py migrate`" in ran.err
+    assert "Neither the database nor the management API lists the abandoned queues. Run `manage.py migrate`" in ran.err
 
 
 @pytest.mark.usefixtures("seen")

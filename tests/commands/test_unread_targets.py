@@ -53,4 +53,4 @@ def test_numbers_agree_with_their_nouns() -> None:
         "1 message was moved",
         "2 messages were moved",
     ]
-    assert _moved(1, " of the former queue 'q'") == "1 message of the former queue 'q' was moved"
+    assert _moved(1, " of the abandoned queue 'q'") == "1 message of the abandoned queue 'q' was moved"

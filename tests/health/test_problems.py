@@ -121,7 +121,7 @@ def test_queues(levels: list[Level], expected: list[str]) -> None:
         ("old", 1, "manage.py rmq_declare --recreate old.parked --move-to NEW"),
     ],
 )
-def test_a_former_queue_is_moved_with_its_work_queue_unless_others_consume_that(
+def test_an_abandoned_queue_is_moved_with_its_work_queue_unless_others_consume_that(
     home: str, consumers: int, command: str
 ) -> None:
     work = level("old", abandoned=True, consumers=consumers)

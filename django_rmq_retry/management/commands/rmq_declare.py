@@ -13,7 +13,7 @@ from django_rmq_retry.amqp.recreation import Doubt, QueueRemoval, Recreated, Rec
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.checks.settings import TAG
 from django_rmq_retry.conf import settings
-from django_rmq_retry.declared import BrokerPlace, former_queues, save
+from django_rmq_retry.declared import BrokerPlace, abandoned_queues, save
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.broker_status import WATCHING
@@ -29,7 +29,7 @@ from django_rmq_retry.management.command import (
 )
 from django_rmq_retry.management.plan_text import plan_as_data, show_plan, summary
 from django_rmq_retry.models import Declared
-from django_rmq_retry.topology.declarations import Former, Role, Topology
+from django_rmq_retry.topology.declarations import AbandonedQueue, Role, Topology
 from django_rmq_retry.topology.plan import Plan, PlanState
 
 
@@ -68,14 +68,14 @@ class Command(RmqCommand):
         self._run_checks(looks_only=looks_only)
         with open_declarer(timeout=options["timeout"]) as declarer:
             plan = declarer.plan(topology) if looks_only else declarer.declare(topology)
-            former = former_queues(known or [], topology, BrokerPlace.of(declarer.session))
+            abandoned = abandoned_queues(known or [], topology, BrokerPlace.of(declarer.session))
             recreated = None
             if options["recreate"]:
                 with self._saying_what_was_created(plan):
-                    recreated = self._recreate(declarer, topology, former, options)
+                    recreated = self._recreate(declarer, topology, abandoned, options)
             if recreated is not None:
                 plan = declarer.plan(topology)
-            pruned = self._prune(declarer, topology, former, options) if options["prune"] else Deleted()
+            pruned = self._prune(declarer, topology, abandoned, options) if options["prune"] else Deleted()
             if not looks_only and (why := save(declarer, topology, plan)):
                 self.say(f"The declared objects are not recorded in the database: {why}")
             address = declarer.session.access.shown
@@ -126,7 +126,7 @@ class Command(RmqCommand):
     def _check_sight(self) -> None:
         if settings().operators.management_url is None:
             raise CommandError(
-                "Neither the database nor the management API lists the former queues. Run `manage.py migrate`, set "
+                "Neither the database nor the management API lists the abandoned queues. Run `manage.py migrate`, set "
                 'RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"], or delete the queues by name: '
                 "manage.py rmq_delete payments.charge.retry.30s",
                 returncode=Exit.DRIFT,
@@ -143,15 +143,15 @@ class Command(RmqCommand):
             )
         if not queue or queue in topology.queues:
             return
-        former = [row.name for row in known if row.kind == "queue"]
-        if queue not in former:
+        abandoned = [row.name for row in known if row.kind == "queue"]
+        if queue not in abandoned:
             check_known("queue", [queue], topology.queues)
         if not options["move_to"]:
             raise usage_error(f"No handler uses the queue {queue!r}. Pass the queue for its messages: --move-to QUEUE.")
         check_known("queue", [options["move_to"]], topology.queues)
 
     def _recreate(
-        self, declarer: Declarer, topology: Topology, former: Sequence[Former], options: Options
+        self, declarer: Declarer, topology: Topology, abandoned: Sequence[AbandonedQueue], options: Options
     ) -> Recreated | RemovedQueue:
         if declarer.inspector is not None:
             self.say(WATCHING)
@@ -163,14 +163,16 @@ class Command(RmqCommand):
 
         if queue in topology.queues:
             return Recreation(declarer, topology, queue, move_to=move_to).run(confirm)
-        family = [one for one in former if queue in (one.queue.name, one.home)]
+        family = [one for one in abandoned if queue in (one.queue.name, one.home)]
         check_known("queue on this broker", [queue], [one.queue.name for one in family])
         return QueueRemoval(declarer, family, _targets(family, topology, queue, move_to)).run(queue, confirm)
 
-    def _prune(self, declarer: Declarer, topology: Topology, former: Sequence[Former], options: Options) -> Deleted:
-        """Delete unused queues, except those that an old consumer of a former queue still needs to wait in."""
+    def _prune(
+        self, declarer: Declarer, topology: Topology, abandoned: Sequence[AbandonedQueue], options: Options
+    ) -> Deleted:
+        """Delete unused queues, except those that an old consumer of an abandoned queue still needs to wait in."""
         names = stale(topology, declarer.inspector.queues()) if declarer.inspector is not None else []
-        for one in former:
+        for one in abandoned:
             home = look(declarer.session, None, one.home) if one.home and one.home not in topology.queues else None
             used = home is not None and home.consumers
             if one.queue.role in (Role.WAITING, Role.QUARANTINE) and not used and declarer.there(one.queue):
@@ -208,7 +210,7 @@ class Command(RmqCommand):
 
     def _report_changes(self, recreated: Recreated | RemovedQueue | None, pruned: Deleted) -> None:
         if isinstance(recreated, RemovedQueue):
-            self.line(f"{_moved(recreated.moved, f' of the former queue {recreated.queue!r}')}.")
+            self.line(f"{_moved(recreated.moved, f' of the abandoned queue {recreated.queue!r}')}.")
         elif recreated is not None and recreated.done:
             self.line(f"Queue {recreated.queue!r} was recreated, and {_moved(recreated.moved)}.")
         elif recreated is not None:
@@ -219,8 +221,8 @@ class Command(RmqCommand):
             self.line(f"Queue {name!r} was kept: {reason}", "WARNING")
 
 
-def _targets(family: Sequence[Former], topology: Topology, queue: str, move_to: str) -> dict[str, str]:
-    """Return each former queue's target; a wait starts from the beginning in the waiting queue of the same name."""
+def _targets(family: Sequence[AbandonedQueue], topology: Topology, queue: str, move_to: str) -> dict[str, str]:
+    """Return each abandoned queue's target; a wait starts from the beginning in the waiting queue of the same name."""
     parks = {work_queue.queue.name: work_queue.park for work_queue in registry.work_queues()}
     parked: dict[str, str] = {}
     for one in family:

@@ -7,7 +7,7 @@ from django.core.management.base import CommandParser
 from django_rmq_retry.amqp.declarer import MOVING, Declarer
 from django_rmq_retry.amqp.deletion import Deleted, delete_exchanges, delete_queues, stale
 from django_rmq_retry.amqp.recreation import TRIAL, Doubt
-from django_rmq_retry.declared import BrokerPlace, delete, former_exchanges, former_queues, still_consumed
+from django_rmq_retry.declared import BrokerPlace, abandoned_exchanges, abandoned_queues, delete, still_consumed
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.broker_status import WATCHING
@@ -21,7 +21,7 @@ from django_rmq_retry.management.command import (
     remembered,
     usage_error,
 )
-from django_rmq_retry.topology.declarations import Former, QueueDeclaration, Role, Topology
+from django_rmq_retry.topology.declarations import AbandonedQueue, QueueDeclaration, Role, Topology
 
 
 class Command(RmqCommand):
@@ -46,15 +46,15 @@ class Command(RmqCommand):
         self._check_names(topology, options["queues"], [row.name for row in known if row.kind == "queue"])
         with open_declarer(timeout=options["timeout"]) as declarer:
             place = BrokerPlace.of(declarer.session)
-            former = former_queues(known, registry.topology(), place)
-            queues, left = self._split(declarer, self._queues(topology, former, options), former, options)
+            abandoned = abandoned_queues(known, registry.topology(), place)
+            queues, left = self._split(declarer, self._queues(topology, abandoned, options), abandoned, options)
             exchanges = [one.name for one in topology.exchanges.values() if options["all"] and not one.existing]
-            exchanges += former_exchanges(known, topology, place) if options["all"] else []
+            exchanges += abandoned_exchanges(known, topology, place) if options["all"] else []
             address, seen = declarer.session.access.shown, declarer.inspector is not None
             self.confirm(_question([*queues, *exchanges], address, options, seen=seen), yes=options["yes"])
             if seen and not options["force"]:
                 self.say(WATCHING)
-            feeders = [*topology.queues.values(), *(one.queue for one in former)]
+            feeders = [*topology.queues.values(), *(one.queue for one in abandoned)]
             done = delete_queues(declarer, queues, feeders=feeders, force=options["force"])
             done.refused.update(left)
             # The exchanges' bindings to queues of others would prevent their deletion, so these own bindings go first.
@@ -80,32 +80,32 @@ class Command(RmqCommand):
 
     @staticmethod
     def _split(
-        declarer: Declarer, queues: Sequence[str], former: Sequence[Former], options: Options
+        declarer: Declarer, queues: Sequence[str], abandoned: Sequence[AbandonedQueue], options: Options
     ) -> tuple[list[str], dict[str, str]]:
         """Return the queues to delete, and those that others consume now, each with a sentence."""
-        kept = {} if options["queues"] and options["force"] else still_consumed(declarer, former)
+        kept = {} if options["queues"] and options["force"] else still_consumed(declarer, abandoned)
         left = {name: why for name, why in kept.items() if name in queues}
         return [name for name in queues if name not in left], left
 
-    def _queues(self, topology: Topology, former: Sequence[Former], options: Options) -> list[str]:
+    def _queues(self, topology: Topology, abandoned: Sequence[AbandonedQueue], options: Options) -> list[str]:
         """Return the queues in deletion order: waiting queues before the queues to which their messages return."""
         named: list[str] = options["queues"]
         if options["all"]:
             ours = [queue for queue in topology.queues.values() if not queue.existing]
-            queues = [*ours, *(one.queue for one in former)]
+            queues = [*ours, *(one.queue for one in abandoned)]
         else:
-            self._check_names(topology, named, [one.queue.name for one in former])
+            self._check_names(topology, named, [one.queue.name for one in abandoned])
             queues = [topology.queues.get(name) or QueueDeclaration(name=name) for name in named]
-            queues += [one.queue for one in former if one.home in named and one.home not in topology.queues]
+            queues += [one.queue for one in abandoned if one.home in named and one.home not in topology.queues]
         waiting = {queue.name: queue.role is Role.WAITING for queue in queues}
         return sorted(waiting, key=lambda name: not waiting[name])
 
-    def _check_names(self, topology: Topology, named: Sequence[str], former: Sequence[str]) -> None:
+    def _check_names(self, topology: Topology, named: Sequence[str], abandoned: Sequence[str]) -> None:
         ours = [queue.name for queue in topology.queues.values() if not queue.existing]
         others = topology.queues.keys() - set(ours)
         # The remains of a move or of an earlier back-off belong to the project too, but are not suggested for a typo.
         left = {name + end for name in ours for end in (MOVING, TRIAL)} | set(stale(topology, named))
-        left |= set(former) - others
+        left |= set(abandoned) - others
         check_known("queue of this project", [name for name in named if name not in left], ours)
 
     def _report_deleted(self, what: str, done: Deleted) -> None:
