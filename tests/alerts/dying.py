@@ -31,7 +31,10 @@ def main() -> None:
         },
     )
     django.setup()
-    import_module("django_rmq_retry.alerts.ledger").LASTS_SECONDS = 0.0  # type: ignore[attr-defined]
+    # This import needs the settings.
+    from django_rmq_retry.alerts import ledger  # noqa: PLC0415 - as above
+
+    ledger.LASTS_SECONDS = 0.0
     ways = import_module("django_rmq_retry.alerts.ways")
     ways.Webhook.send = dying(ways.Webhook.send)
     watcher = import_module("django_rmq_retry.alerts.watch").AlertWatcher()

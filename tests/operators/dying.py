@@ -75,6 +75,13 @@ PART = 3
 """Items that are written, or skipped, in one transaction; messages that are discarded in one."""
 
 
+def place(kind: str, step: str) -> tuple[Any, str, str]:
+    """Return the function at which the process of a step dies, as its owner and name, and when in its work."""
+    path, when = KINDS[kind][step]
+    module, name = path.split(".")
+    return import_module(f"django_rmq_retry.parked.{module}"), name, when
+
+
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -108,18 +115,17 @@ def main(run: int, kind: str, step: str, nth: int) -> None:
         RMQ_RETRY={"URL": os.environ["RMQ_URL"], "OPERATORS": {"EDITABLE": {"*": True}}},
     )
     django.setup()
-    import_module("django_rmq_retry.parked.listing").PART_ITEMS = PART  # type: ignore[attr-defined]
-    import_module("django_rmq_retry.parked.items").SKIPPED_AT_ONCE = PART  # type: ignore[attr-defined]
-    path, when = KINDS[kind][step]
-    module, name = path.split(".")
-    found = import_module(f"django_rmq_retry.parked.{module}")
-    setattr(found, name, dying(getattr(found, name), when, nth))
+    # These imports need the settings.
+    from django_rmq_retry.parked import actions, items, listing  # noqa: PLC0415 - as above
+
+    listing.PART_ITEMS = items.SKIPPED_AT_ONCE = actions.MESSAGES_AT_ONCE = PART
+    owner, name, when = place(kind, step)
+    setattr(owner, name, dying(getattr(owner, name), when, nth))
     {"discarding": discard, "editing": edit, "approving": approve}.get(kind, send)(run)
 
 
 def discard(keys: int) -> None:
     actions = import_module("django_rmq_retry.parked.actions")
-    actions.MESSAGES_AT_ONCE = PART  # type: ignore[attr-defined]
     chosen = import_module("django_rmq_retry.parked.selection").Selection.of_filter(
         {"keys": {"list": keys, "count": 0}}
     )
@@ -138,7 +144,6 @@ def charge(_message: object) -> None:
 
 def approve(request: int) -> None:
     import_module("django_rmq_retry").handler("payments.charge")(charge)
-    import_module("django_rmq_retry.parked.actions").MESSAGES_AT_ONCE = PART  # type: ignore[attr-defined]
     bob = import_module("django.contrib.auth").get_user_model().objects.get(username="bob")
     second = import_module("django_rmq_retry.parked.operators").Actor(name="bob", user_id=bob.pk, source="admin")
     import_module("django_rmq_retry.parked.approvals").approve(request, second)

@@ -25,6 +25,13 @@ STEPS = {
 }
 
 
+def place(step: str) -> tuple[Any, str, str]:
+    """Return the function at which the process of a step dies, as its owner and name, and when in its work."""
+    module, owner, name, when = STEPS[step]
+    found = import_module(module)
+    return (getattr(found, owner) if owner else found), name, when
+
+
 def declared(kind: Any) -> None:
     """The project: one queue, whose retries wait in one queue."""
 
@@ -43,10 +50,8 @@ def main(run: int, kind: str, step: str, nth: int) -> None:
     )
     django.setup()
     declared(kind)
-    module, owner, name, when = STEPS[step]
-    found: Any = import_module(module)
-    found = getattr(found, owner) if owner else found
-    setattr(found, name, dying(getattr(found, name), when, nth))
+    owner, name, when = place(step)
+    setattr(owner, name, dying(getattr(owner, name), when, nth))
     import_module("django_rmq_retry.parked.run_steps").send_run(run, "doomed", outcomes=False)
 
 

@@ -9,32 +9,30 @@ from django.core.management import execute_from_command_line
 from tests.parked.dying import die, dying
 
 
-def _patched(step: str, nth: int) -> None:
+def steps() -> dict[str, tuple[Any, str, str]]:
+    """Return the function at which each step's process dies, with its owner, and whether before or after its work."""
     # These imports need the settings.
     from django_rmq_retry.amqp.publisher import PikaPublisher  # noqa: PLC0415 - as above
-    from django_rmq_retry.ordering import gate, keys  # noqa: PLC0415 - as above
+    from django_rmq_retry.ordering import gate  # noqa: PLC0415 - as above
+    from django_rmq_retry.publishing.outbox import OutboxWriter  # noqa: PLC0415 - as above
 
-    if step == "after the copy's confirm":
-        _confirmed(PikaPublisher, nth)
-        return
-    owner, name, when = {
+    return {
         "before the block": (gate, "block", "before"),
         "in the block": (gate, "block", "after"),
         "after the block": (gate.OrderGate, "_block", "after"),
+        "after the copy's confirm": (PikaPublisher, "send", "confirmed"),
         "before it is stored": (gate, "add_waiting", "before"),
         "after it is stored": (gate, "add_waiting", "after"),
         "between the row and the ack": (gate.OrderGate, "_wait_behind", "after"),
         "before the unblocking": (gate, "pass_on", "before"),
-        "in the unblocking": (keys, "keep", "after"),
+        "in the unblocking": (OutboxWriter, "keep", "after"),
         "at the end of the unblocking": (gate, "pass_on", "after"),
         "between unblocking and ack": (gate.OrderGate, "_unblock", "after"),
-    }[step]
-    setattr(owner, name, dying(getattr(owner, name), when, nth))
+    }
 
 
-def _confirmed(publisher: Any, nth: int) -> None:
-    """Kill the process when the copy of a retry is confirmed, before the original is acked."""
-    send = publisher.send
+def _confirmed(send: Any, nth: int) -> Any:
+    """The function, which kills the process when the copy of a retry is confirmed, before the original is acked."""
     seen = iter(range(1, 1000))
 
     def sending(self: Any, message: Any, done: Any, *, timeout: float | None = None) -> None:
@@ -45,19 +43,14 @@ def _confirmed(publisher: Any, nth: int) -> None:
 
         send(self, message, ended, timeout=timeout)
 
-    publisher.send = sending
-
-
-STEPS = (
-    *("before the block", "in the block", "after the block", "after the copy's confirm"),
-    *("before it is stored", "after it is stored", "between the row and the ack"),
-    *("before the unblocking", "in the unblocking", "at the end of the unblocking", "between unblocking and ack"),
-)
+    return sending
 
 
 def main(step: str, nth: int) -> None:
     django.setup()
-    _patched(step, nth)
+    owner, name, when = steps()[step]
+    found = getattr(owner, name)
+    setattr(owner, name, _confirmed(found, nth) if when == "confirmed" else dying(found, when, nth))
     execute_from_command_line(["manage.py", "rmq_consume", "--max-runtime", "900"])
 
 

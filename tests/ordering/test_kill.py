@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from tests.ordering.bank import blocked, waiting
-from tests.ordering.dying import STEPS
+from tests.ordering.dying import steps
 from tests.ordering.ledger import Ledger
 from tests.shop.running import Running, Shop
 from tests.tooling.waiting import wait_until
@@ -34,7 +34,7 @@ def dying(ledger: Ledger, step: str, nth: int = 1) -> Iterator[Running]:
         yield running
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", steps())
 def test_the_standby_consumer_keeps_the_order_after_a_kill_at_any_step(ledger: Ledger, step: str) -> None:
     with dying(ledger, step) as victim:
         ledger.subscribed(1)

@@ -31,29 +31,31 @@ def dying(function: Callable[..., Any], when: str, nth: int) -> Callable[..., An
     return called
 
 
-def main(step: str, nth: int) -> None:
-    django.setup()
+def steps() -> dict[str, tuple[Any, str, str]]:
+    """Return the function at which each step's process dies, with its owner, and whether before or after its work."""
     # What these import needs the settings.
-    from django_rmq_retry.consumer import drainer  # noqa: PLC0415 - as above
     from django_rmq_retry.consumer.drainer import Drainer  # noqa: PLC0415 - as above
     from django_rmq_retry.parked.store import BatchWriter, RecordStore  # noqa: PLC0415 - as above
 
-    drainer.BATCH_MESSAGES = 10
-    owner, name, when = {
+    return {
         "before the batch": (RecordStore, "store", "before"),
         "in the transaction": (BatchWriter, "_add", "after"),
         "before the commit": (BatchWriter, "write", "after"),
         "between commit and ack": (RecordStore, "store", "after"),
         "after the ack was handed over": (Drainer, "_settle", "after"),
-    }[step]
+    }
+
+
+def main(step: str, nth: int) -> None:
+    django.setup()
+    # This import needs the settings.
+    from django_rmq_retry.consumer import drainer  # noqa: PLC0415 - as above
+
+    drainer.BATCH_MESSAGES = 10
+    owner, name, when = steps()[step]
     setattr(owner, name, dying(getattr(owner, name), when, nth))
     execute_from_command_line(["manage.py", "rmq_consume", "--park-only", "--max-runtime", "60"])
 
-
-STEPS = (
-    *("before the batch", "in the transaction", "before the commit", "between commit and ack"),
-    "after the ack was handed over",
-)
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]))

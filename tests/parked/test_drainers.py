@@ -21,7 +21,7 @@ from tests.messages.parked_copies import parked_copy
 from tests.operators.invariants import check_counters
 from tests.parked.arrivals import BANK_DOWN, DAWN
 from tests.parked.conftest import PARKED, Park
-from tests.parked.dying import STEPS
+from tests.parked.dying import steps
 from tests.shop.running import Shop
 from tests.tooling import databases, processes
 from tests.tooling.filled import Own
@@ -76,7 +76,7 @@ def drained(shop: Shop, *options: str) -> None:
 
 
 @pytest.mark.parametrize("nth", [1, pytest.param(2, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("step", nightly_but(["before the commit", "between commit and ack"], STEPS))
+@pytest.mark.parametrize("step", nightly_but(["before the commit", "between commit and ack"], steps()))
 def test_a_killed_drainer_loses_and_doubles_nothing(shop: Shop, put: Any, settings: Any, step: str, nth: int) -> None:
     put(*(copy(number) for number in range(25)), *(copy(number, named=False) for number in range(25, 30)))
     command = [sys.executable, "-m", "tests.parked.dying", step, str(nth)]
