@@ -41,7 +41,8 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("RMQ_", "DJANGO_"))}
-        self.environment = ours | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}
+        # Not unbuffered: `print` would write its parts one by one, and log lines of other threads between them.
+        self.environment = ours | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
 
     def types(self, *words: str) -> str:
         command = [sys.executable, *words]
