@@ -16,13 +16,14 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.admin import broker_look, labels
 from django_rmq_retry.admin.choice import LeftOut, left_out, sample, taken_keys, with_seen_examples
 from django_rmq_retry.admin.contents import TEXT_LIMIT
+from django_rmq_retry.admin.decisions import discard_effect
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
 from django_rmq_retry.admin.queues import StoppedQueues
 from django_rmq_retry.admin.requeue_form import number_mistyped, number_to_type, targets_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.markup import counted
 from django_rmq_retry.messages.properties import decode_properties
-from django_rmq_retry.models import ApprovalRequest, GatedAct, RequestState
+from django_rmq_retry.models import ApprovalRequest, ErrorGroup, GatedAct, RequestState
 from django_rmq_retry.parked import approvals, gated_acts
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import records_alias
@@ -33,7 +34,7 @@ from django_rmq_retry.parked.four_eyes import Wish
 from django_rmq_retry.parked.gated_acts import ACTS
 from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.operators import Actor, NotAllowed, Refused
-from django_rmq_retry.parked.selection import MOST_IDS, Selection, number_in
+from django_rmq_retry.parked.selection import MOST_IDS, Selection, group_numbers, number_in
 
 MOST_DECIDED = 50
 """The most decided requests that the list shows; the audit log has all of them."""
@@ -152,6 +153,7 @@ class ApprovalRequestAdmin(Pages):
             stuck=stuck,
             mine=mine,
             chosen=labels.selection_text(wish.selection.facts(), known.subject),
+            group=_group(request, wish),
             reason=known.reason_in_words,
             seen=approvals.mark(known) if waits or stuck else "",
             why_not=approvals.why_not(known, Actor.of_request(request)) if waits or stuck else "",
@@ -174,6 +176,13 @@ def _found(number: int) -> ApprovalRequest:
 
 def _is_mine(request: HttpRequest, known: ApprovalRequest) -> bool:
     return known.by_user_id is not None and known.by_user_id == request.user.pk
+
+
+def _group(request: HttpRequest, wish: Wish) -> int | None:
+    """Return the only error group that a request names, to link to it; None if it names none or several."""
+    groups = group_numbers(wish.selection.filter.get("group", []))
+    named = ErrorGroup.objects.filter(pk__in=groups[:1]) if len(groups) == 1 else ErrorGroup.objects.none()
+    return None if refusal(request, "view_group") or not named.exists() else groups[0]
 
 
 def _act(known: ApprovalRequest, count: int) -> str:
@@ -234,6 +243,7 @@ def _discard(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Contex
     return {
         "part_of_act": "discard",
         "messages_now": found.discards,
+        **discard_effect(wish.selection, found.discards),
         "findings": [left] if found.changed else [],
         "under_way": under_way(wish.selection.queryset()),
         "left": _left_out(request, known),

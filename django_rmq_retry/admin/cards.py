@@ -74,8 +74,12 @@ class Card:
 
     @property
     def failed_again(self) -> bool:
-        """True if the last failure was no new one, but that of a message that had been requeued."""
-        return self.group.last_new is not None and self.group.last_new < self.group.last_seen
+        """True if the last failure was no new one, but that of a message that had been requeued.
+
+        A failure that is only seen later, as a copy that was parked twice, is no proof of a requeue.
+        """
+        group = self.group
+        return bool(group.failed_again) and group.last_new is not None and group.last_new < group.last_seen
 
     @property
     def handlers(self) -> str:

@@ -1,7 +1,7 @@
 """The pages before discard, hold, restore and unhold."""
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 from django.contrib import messages
@@ -44,7 +44,6 @@ MOST_WITH_KEYS_COUNTED = 10_000
 @choosing(gettext_lazy("Discard messages"))
 def discarding(pages: Pages, request: HttpRequest, selection: Selection, left: LeftOut) -> HttpResponse:
     """Ask for a reason, then discard; the body is kept until its retention ends."""
-    until = timezone.localdate() + timedelta(days=settings().operators.resolved_days)
 
     def change(allowed: Allowed) -> str:
         category, text = request.POST.get("category", ""), request.POST.get("text", "")
@@ -54,23 +53,32 @@ def discarding(pages: Pages, request: HttpRequest, selection: Selection, left: L
             "%(count)d messages were discarded (reason: %(why)s). They can be restored until %(day)s.",
             done.changed,
         )
-        facts = {"why": resolution_text(category), "day": f"{until:%Y-%m-%d}"}
+        facts = {"why": resolution_text(category), "day": f"{kept_until():%Y-%m-%d}"}
         return counted(sentence, count=done.changed, **facts) + _rest(done)
 
     count = present_count(selection)
     label = counted(ngettext("Discard %(count)d message", "Discard %(count)d messages", count), count=count)
-    keys = None
-    if count <= MOST_WITH_KEYS_COUNTED:
-        keys = selection.queryset().order_by().exclude(business_key="").values("business_key").distinct().count()
     context: dict[str, Any] = {
         "title": _("Discard %(name)s"),
         "button": label,
         "count": count,
-        "keys": keys,
         "categories": DiscardCategory.choices,
-        "until": until,
+        **discard_effect(selection, count),
     }
     return _decide(pages, request, selection, "discard", change, left=left, **context)
+
+
+def kept_until() -> date:
+    """Return the day until which what is discarded now can be restored."""
+    return timezone.localdate() + timedelta(days=settings().operators.resolved_days)
+
+
+def discard_effect(selection: Selection, count: int) -> dict[str, Any]:
+    """Return what a page says of a discard of so many messages, to the operator and to the second person alike."""
+    keys = None
+    if count <= MOST_WITH_KEYS_COUNTED:
+        keys = selection.queryset().order_by().exclude(business_key="").values("business_key").distinct().count()
+    return {"count": count, "keys": keys, "until": kept_until()}
 
 
 @requires("hold")

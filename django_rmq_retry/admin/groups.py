@@ -25,7 +25,7 @@ from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.early_retries import waiting_for
 from django_rmq_retry.parked.edit_many import MOST_EDITED, too_many
 from django_rmq_retry.parked.groups import LIMITS, Origin, annotate, mute
-from django_rmq_retry.parked.items import MOST_UNSENT_COUNTED, stopped_of_group, under_way
+from django_rmq_retry.parked.items import MOST_UNSENT_COUNTED, left_behind, under_way
 from django_rmq_retry.parked.links import group_links
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import number_in
@@ -136,7 +136,7 @@ class ErrorGroupAdmin(Pages):
             origins=[self._origin(request, group, origin, count) for origin, count in origins],
             under_way=sending,
             # What a later run sends now is no longer left behind.
-            stopped=[] if sending else stopped_of_group(group.pk),
+            left_behind=[] if sending else left_behind(parked, [group.pk]),
             most_counted=MOST_UNSENT_COUNTED,
             asked_for=labels.asked_for(parked),
             opens_requests=not refusal(request, "view_request"),

@@ -98,9 +98,11 @@ class Need:
         target, where = (one, (problem.subject,)) if one else (TARGETS[page], ())
         run, behind = problem.values.get("run"), problem.values.get("behind")
         sending = [(OF_ONE[ActingPage.RUN], (run,))] if run else []
+        request_of = problem.values.get("request")
+        asked = [(OF_ONE[ActingPage.REQUESTS], (request_of,))] if request_of else []
         # The page of the largest cause leads to no other cause.
         others = [(TARGETS[page], ())] if one and problem.values.get("others") else []
-        shown = [(target, where), *others, *sending, *([(TARGETS[ActingPage.KEYS], ())] if behind else [])]
+        shown = [(target, where), *others, *sending, *asked, *([(TARGETS[ActingPage.KEYS], ())] if behind else [])]
         buttons = [
             Button(
                 label=str(target.label),

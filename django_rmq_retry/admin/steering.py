@@ -139,6 +139,15 @@ def _effect(run: RequeueRun, action: str) -> str:
     """Return what the action does, as a sentence."""
     if action == STOP and run.retries_of:
         return _("Retries that were not sent wait until they are due. A stopped requeue run cannot be resumed.")
+    if action == STOP and run.state == RunState.RUNNING:
+        text = ngettext(
+            "About %(count)d message is not sent yet; sending goes on until you press Stop. A stopped requeue run "
+            "cannot be resumed.",
+            "About %(count)d messages are not sent yet; sending goes on until you press Stop. A stopped requeue run "
+            "cannot be resumed.",
+            run.unsent,
+        )
+        return counted(text, count=run.unsent)
     if action == STOP:
         text = ngettext(
             "%(count)d message was not sent and stays parked. A stopped requeue run cannot be resumed.",

@@ -40,6 +40,7 @@ from django_rmq_retry.models import (
     ConsumerProcess,
     Declared,
     ErrorGroup,
+    GatedAct,
     OutboxMessage,
     ParkedMessage,
     ParkedMinute,
@@ -53,6 +54,7 @@ from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.parked import cause_name
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering.keys import blocked_figures
+from django_rmq_retry.parked.approvals import open_requests_for
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.groups import growth_began
 from django_rmq_retry.parked.items import OUTCOME_LIMIT, counted_elsewhere
@@ -60,6 +62,8 @@ from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.publishing import outbox_rows
 
 RECENT = timedelta(minutes=10)
+ENDING = (GatedAct.DISCARD, GatedAct.REQUEUE)
+"""The acts after which a message is no longer parked."""
 MOST_SURVEYED_MESSAGES = 1000
 """The most messages that are counted where no counter has their number."""
 MOST_PLACES = 3
@@ -121,6 +125,8 @@ class ApprovalCounts:
     oldest: datetime | None = None
     only: int | None = None
     """The number of the request if it is the only one."""
+    of_parked: tuple[tuple[ApprovalRequest, int], ...] = ()
+    """The requests to requeue or discard parked messages, the oldest first, each with how many it is for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,7 +402,10 @@ def approvals() -> ApprovalCounts:
     waiting = ApprovalRequest.objects.using(records_alias()).open(database_clock.now(records_alias()))
     totals = waiting.order_by().aggregate(count=Count("pk"), oldest=Min("asked_at"), first=Min("pk"))
     only = totals["first"] if totals["count"] == 1 else None
-    return ApprovalCounts(count=totals["count"], oldest=totals["oldest"], only=only)
+    parked_now = ParkedMessage.objects.using(records_alias()).filter(state=State.PARKED)
+    found = open_requests_for(parked_now) if totals["count"] else []
+    of_parked = tuple((one, count) for one, count in found if one.act in ENDING)
+    return ApprovalCounts(count=totals["count"], oldest=totals["oldest"], only=only, of_parked=of_parked)
 
 
 def outbox_if_read() -> PendingRows | None:

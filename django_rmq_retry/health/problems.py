@@ -49,7 +49,7 @@ from django_rmq_retry.health.rules import (
     Severity,
 )
 from django_rmq_retry.messages.texts import one_line
-from django_rmq_retry.models import ConsumerProcess, ErrorGroup, QueueControl, RequeueRun
+from django_rmq_retry.models import ConsumerProcess, ErrorGroup, GatedAct, QueueControl, RequeueRun
 from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.runs import RunState, RunWait
 from django_rmq_retry.parked.groups import Lately, grows, growth_began, has_grown
@@ -57,6 +57,7 @@ from django_rmq_retry.topology.declarations import QUARANTINE, QueueDeclaration,
 from django_rmq_retry.topology.plan import Item, Plan, PlanState
 from django_rmq_retry.wording import MOST_IN_A_TEXT, listed, minute, number, span
 
+MOST_REQUESTS_NAMED = 3
 USUAL_WAITS = ("", RunWait.LISTING, RunWait.KEYS_WAIT, RunWait.CANARY_WAITS)
 """The reasons for which a requeue run waits without a problem."""
 DIED_TOGETHER = timedelta(hours=1)
@@ -307,6 +308,7 @@ def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
                 "cause": _caused(survey),
                 "details": _details(survey, parked.oldest, sending),
                 "run": str(sending[-1].pk) if sending else "",
+                "request": str(survey.approvals.of_parked[0][0].pk) if survey.approvals.of_parked else "",
                 "others": survey.cause.others if survey.cause else 0,
                 "many": PARKED_TOO_MANY,
             },
@@ -335,7 +337,8 @@ def _details(survey: Survey, oldest: datetime, sending: Sequence[RequeueRun]) ->
     """Return what else is known of the parked messages, each as a sentence."""
     found = [_places(survey.cause, survey.parked.count)] if survey.cause else []
     found.append(_("The oldest %(span)s ago.") % {"span": span(survey.at - oldest)})
-    return " ".join(filter(None, (*found, _sent_by(sending), _behind(survey.blocked))))
+    asked = _asked_for(survey.approvals)
+    return " ".join(filter(None, (*found, _sent_by(sending), *asked, _behind(survey.blocked))))
 
 
 def _places(cause: LargestCause, parked: int) -> str:
@@ -369,6 +372,14 @@ def _sent_by(runs: Sequence[RequeueRun]) -> str:
     )
     unsent = number(sum(run.unsent for run in runs))
     return text % {"runs": listed(str(run.pk) for run in runs), "number": unsent}
+
+
+def _asked_for(known: ApprovalCounts) -> Iterator[str]:
+    """Yield a sentence on each of the oldest requests for acts on parked messages: these wait for a second person."""
+    for request, count in known.of_parked[:MOST_REQUESTS_NAMED]:
+        discard = _("%(request)s is to discard %(number)s of them.")
+        text = discard if request.act == GatedAct.DISCARD else _("%(request)s is to requeue %(number)s of them.")
+        yield text % {"request": request, "number": number(count)}
 
 
 def growth(newest: int, since: datetime, *, last_seen: datetime, now: datetime) -> str:
@@ -564,11 +575,10 @@ def unreachable(error: Exception) -> Problem:
         return Problem(code=Code.BROKER_NOT_RUNNING)
     if isinstance(error, BrokerRefused):
         return Problem(code=Code.BROKER_REFUSES, subject=error.address, values={"reason": error.reason})
-    text = str(error)
-    if not isinstance(error, BrokerUnreachable):
-        # A URL function of the project may raise anything.
-        text = f"{LOGIN} cannot be used: {one_line(error)}."
-    return Problem(code=Code.BROKER_AWAY, values={"reason": text})
+    if isinstance(error, BrokerUnreachable):
+        return Problem(code=Code.BROKER_AWAY, values={"address": error.address, "reason": error.reason})
+    # A URL function of the project may raise anything.
+    return Problem(code=Code.BROKER_UNUSABLE, values={"setting": LOGIN, "reason": one_line(error)})
 
 
 def too_many_parked(levels: Iterable[Level], survey: Survey | None, limits: Limits) -> Iterator[Problem]:

@@ -124,18 +124,19 @@ class Code(Enum):
     """What can be wrong, with its rule; the most harmful first."""
 
     BROKER_AWAY = _error(Area.BROKER)(
-        text="%(reason)s",
+        text=_("The broker at %(address)s cannot be reached: %(reason)s."),
         why="No handler runs. Messages published inside a transaction wait in the outbox; others fail.",
         fix=f"Start the broker, or correct {LOGIN}.",
     )
+    BROKER_UNUSABLE = replace(BROKER_AWAY, text=_("%(setting)s cannot be used: %(reason)s."), known_as="BROKER_AWAY")
     BROKER_REFUSES = replace(
         BROKER_AWAY,
-        text="The broker at %(subject)s refuses this project: %(reason)s.",
+        text=_("The broker at %(subject)s refuses this project: %(reason)s."),
         fix=f"Correct {LOGIN}, or the user and its permissions on the broker.",
     )
     BROKER_NOT_RUNNING = replace(
         BROKER_AWAY,
-        text="The embedded broker is not running.",
+        text=_("The embedded broker is not running."),
         fix="manage.py rmq_consume, which starts it too, or manage.py rmq_broker",
     )
     BROKER_BLOCKS = _error(Area.BROKER)(

@@ -4,7 +4,8 @@ A stopped run skips its unsent items, part by part, each in a transaction of its
 anywhere.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -12,9 +13,11 @@ from django.db.models import Count, Exists, F, Max, OuterRef, Q, QuerySet, Subqu
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import (
+    Action,
     ErrorGroup,
     ItemReason,
     ItemState,
+    OperatorAction,
     ParkedMessage,
     RequeueItem,
     RequeueRun,
@@ -78,7 +81,18 @@ def under_way(rows: QuerySet[ParkedMessage]) -> list[tuple[RequeueRun, int]]:
     return found
 
 
-def unsent_of_stopped(run: RequeueRun, *, group: int | None = None) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftBehind:
+    """The messages that a stopped run has not sent, and the stop, as the operator explained it."""
+
+    run: RequeueRun
+    count: int
+    by: str = ""
+    """Empty if the audit log no longer has the stop."""
+    reason: str = ""
+
+
+def unsent_of_stopped(run: RequeueRun, *, among: QuerySet[ParkedMessage] | None = None) -> int:
     """Return how many messages a stopped run has not sent that are still parked; above a limit, one more than it.
 
     Up to the limit they are read by their numbers: a join of both tables reads each pair of rows if the database has no
@@ -89,23 +103,33 @@ def unsent_of_stopped(run: RequeueRun, *, group: int | None = None) -> int:
     items = RequeueItem.objects.using(records_alias())
     unsent = items.filter(run=run, state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED)
     numbers = list(unsent.order_by("place").values_list("message", flat=True)[: MOST_UNSENT_COUNTED + 1])
-    parked = ParkedMessage.objects.using(records_alias()).filter(state=State.PARKED)
-    if group is not None:
-        parked = parked.filter(group=group)
-    if len(numbers) > MOST_UNSENT_COUNTED and (group is None or parked.exists()):
+    rows = ParkedMessage.objects.using(records_alias()) if among is None else among.order_by()
+    parked = rows.filter(state=State.PARKED)
+    if len(numbers) > MOST_UNSENT_COUNTED and (among is None or parked.exists()):
         # Some of the first ones may have been resolved since, which says nothing of those behind them.
         return len(numbers)
     return sum(parked.filter(pk__in=some).count() for some in in_slices(numbers, KEYS_AT_ONCE))
 
 
-def stopped_of_group(group: int) -> list[tuple[RequeueRun, int]]:
-    """Return the lately stopped runs that have not sent some of this group's parked messages, each with their number.
+def left_behind(rows: QuerySet[ParkedMessage], groups: Collection[int]) -> list[LeftBehind]:
+    """Return what lately stopped runs have not sent of these parked messages, which are in these error groups.
 
-    A run that was stopped ends on no page that somebody looks at later, and its messages look like any others.
+    A run that was stopped ends on no page that somebody looks at later, and its messages look like any others: who
+    sends them without the reason of the stop may pay twice.
     """
     stopped = RequeueRun.objects.using(records_alias()).filter(state=RunState.STOPPED).order_by("-pk")[:MOST_STOPPED]
-    mine = [run for run in stopped if any(cause == group for cause, _count in run.causes)]
-    return [(run, count) for run in mine if (count := unsent_of_stopped(run, group=group))]
+    mine = [run for run in stopped if any(cause in groups for cause, _count in run.causes)]
+    counts = {run: count for run in mine if (count := unsent_of_stopped(run, among=rows))}
+    if not counts:
+        return []
+    stops = OperatorAction.objects.using(records_alias()).filter(action=Action.STOP, run__in=[run.pk for run in counts])
+    by_run = {stop.run: stop for stop in stops.order_by("pk")}
+    return [
+        LeftBehind(run=run, count=count, by=stop.actor_name, reason=stop.reason or run.note)
+        if (stop := by_run.get(run.pk))
+        else LeftBehind(run=run, count=count, reason=run.note)
+        for run, count in counts.items()
+    ]
 
 
 def counted_elsewhere(run: RequeueRun, *, most: int) -> int:

@@ -188,7 +188,7 @@ def broker_seen(
 ) -> None:
     """Let the pages see these queues, or a broker that cannot be reached for this reason and was seen before."""
     now = timezone.now()
-    problem = Problem(code=Code.BROKER_AWAY, values={"reason": away}) if away else None
+    problem = Problem(code=Code.BROKER_AWAY, values={"address": "amqp://rabbit", "reason": away}) if away else None
     since = now - AWAY_FOR if away else None
     seen = broker_look.Look(at=now, away=problem, since=since, last=last, gauged=Gauged(levels=levels, api_set=api))
     for name in ("look", "glimpse"):

@@ -12,7 +12,16 @@ from django.utils import timezone
 from django_rmq_retry import Message
 from django_rmq_retry.admin import runs
 from django_rmq_retry.breakers.table import states
-from django_rmq_retry.models import ApprovalRequest, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
+from django_rmq_retry.models import (
+    ApprovalRequest,
+    GatedAct,
+    MessageVersion,
+    OperatorAction,
+    ParkedMessage,
+    RequestState,
+    RequeueRun,
+    State,
+)
 from django_rmq_retry.parked import key_lists
 from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.selection import EXCEPT, Selection
@@ -368,6 +377,37 @@ def test_group_card_and_preview_name_the_request_that_waits(ann: User, page: Cli
         assert text.count("ann asked a second person, ") == 1
         assert ": Discard, 2 messages. Test Request 1" in text
     assert not any("asked a second person" in Page(page.get(place, follow=True)).text for place in others)
+
+
+def test_the_finding_on_parked_messages_names_the_request_that_is_to_discard_them(ann: User, page: Client) -> None:
+    """ "A parked message waits for an operator" stood there, who had done all that one person can."""
+    address = discarding(client_of(ann))
+    editing(client_of(ann))
+    before = Page(page.get(f"{ADMIN}livestatus/"))
+    ApprovalRequest.objects.update(state=RequestState.REJECTED)
+    after = Page(page.get(f"{ADMIN}livestatus/")).text
+
+    [number] = [one.pk for one in ApprovalRequest.objects.filter(act=GatedAct.DISCARD)]
+    assert f"Request {number} is to discard 2 of them." in before.text
+    assert address in before.links.values()
+    assert before.text.count("of them.") == 1
+    assert "of them." not in after
+
+
+def test_a_second_person_sees_what_the_author_saw_of_a_discard_and_a_link_to_the_cause(ann: User, bob: User) -> None:
+    some = two()
+    asked = client_of(ann).get(f"{ADMIN}parkedmessage/discard/?group={some[0].group_id}", follow=True)
+    address = place(press(client_of(ann), asked, "Ask for approval", category="duplicate"))
+    shown = Page(client_of(made.person("cleo", *ALL, "view_errorgroup")).get(address))
+    without = Page(client_of(bob).get(address))
+
+    summary = "2 messages will never be handled. 2 business keys are affected. Their bodies are kept until "
+    assert summary in Page(asked).text
+    assert summary in shown.text
+    assert summary in without.text
+    group = f"{ADMIN}errorgroup/{some[0].group_id}/change/"
+    assert group in shown.links.values()
+    assert group not in without.links.values()
 
 
 @pytest.mark.parametrize(("asking", "destroys"), [(discarding, True), (requeueing, False)])

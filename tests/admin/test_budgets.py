@@ -54,8 +54,8 @@ BUDGETS = {
     "errorgroup/{group}/change/": 10,
     "requeuerun/": 3,
     "requeuerun/{run}/change/": 9,
-    "requeuerun/preview/?sel={named}": 13,
-    "requeuerun/preview/?sel={filtered}": 12,
+    "requeuerun/preview/?sel={named}": 14,
+    "requeuerun/preview/?sel={filtered}": 13,
     "requeuerun/waiting/?queue=payments.main": 2,
     "operatoraction/": 3,
     "livestatus/": 16,
@@ -67,8 +67,8 @@ BUDGETS = {
     "approvalrequest/{request}/change/": 14,
 }
 """The most questions of each page. A preview counts, looks for duplicates, and has one more for each of its findings:
-here are two, one for groups that grow, and one for the queues that are paused or stopped by their breaker. The page of
-consumers has a second one for the messages that dead processes had in flight."""
+here are two, one for groups that grow, one for the runs that were stopped, and one for the queues that are paused or
+stopped by their breaker. The page of consumers has a second one for the messages that dead processes had in flight."""
 
 
 @pytest.fixture

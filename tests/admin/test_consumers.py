@@ -100,7 +100,9 @@ def test_of_a_dead_process_each_message_that_was_parked_has_its_state(page: Clie
     answer = page.get(CONSUMERS)
 
     assert re.search(r"PAY-1 Attempt 1 Started \d+ \w+ ago Since then ✓ Processed", Page(answer).text)
-    assert re.search(r"PAY-2 Attempt 1 Started \d+ \w+ ago Since then \N{EN DASH}", Page(answer).text)
+    assert re.search(
+        r"PAY-2 Attempt 1 Started \d+ \w+ ago Since then delivered again; not parked since", Page(answer).text
+    )
     assert f'href="/admin/rmq_retry/parkedmessage/{one.pk}/change/"' in answer.content.decode()
 
 
@@ -135,6 +137,7 @@ def test_a_dead_process_that_was_replaced_is_one_grey_line_and_no_finding(page: 
     assert "z:4711 ↻ replaced Version" in text
     assert GONE not in text
     assert "PAY-9" in text
+    assert "2026.11 Queues payments.main 1 was busy Waiting" in text
     assert (before.lines[1][1], [line[1] for line in told.lines[1:3]]) == ("✕ vanished", ["running", "↻ replaced"])
 
 
@@ -193,6 +196,8 @@ def test_messages_of_a_queue_with_ack_auto_are_not_delivered_again(page: Client)
     ) in text
     assert re.search(r'rate Business key EUR Attempt 1 Started \d \w+ ago ✕ ack="auto"', text)
     assert text.count('✕ ack="auto"') == 1
+    assert re.search(r'ack="auto" Since then \N{EN DASH}', text)
+    assert text.count("delivered again; not parked since") == 1
 
 
 def test_a_message_without_a_key_is_named_by_its_id(page: Client) -> None:

@@ -12,10 +12,13 @@ from django.test import Client, RequestFactory
 from django.utils import timezone
 
 from django_rmq_retry import Delivery, Exponential, Fixed, RetryThenPark, WaitQueue, handler
+from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.groups import ErrorGroupAdmin
 from django_rmq_retry.admin.status import LiveStatusAdmin
 from django_rmq_retry.amqp.levels import Level
+from django_rmq_retry.errors import BrokerUnreachable
 from django_rmq_retry.health import facts
+from django_rmq_retry.health.problems import unreachable
 from django_rmq_retry.health.rules import Code
 from django_rmq_retry.models import Action, ErrorGroup, LiveStatus, QueueControl, RequeueRun, RunWait, State
 from django_rmq_retry.topology import Role
@@ -176,6 +179,23 @@ def test_parked_messages_that_a_run_is_to_send_are_named_with_it(page: Client) -
 
     assert f"Requeue run {runs[0].pk} is to send 2 of them." in Page(told).text
     assert f'href="{ADMIN}requeuerun/{runs[0].pk}/change/"' in told.content.decode()
+
+
+def test_the_banner_of_a_broker_that_is_away_is_in_the_readers_language_with_its_reason(
+    page: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a German sentence stood "(The broker at … cannot be reached: …)"."""
+    away = unreachable(BrokerUnreachable("amqp://rabbit", "ConnectionRefusedError"))
+    seen = broker_look.Look(at=timezone.now(), away=away, since=timezone.now())
+    monkeypatch.setattr(broker_look, "look", lambda: seen)
+    english = Page(page.get(f"{ADMIN}livestatus/")).text
+    settings.LANGUAGE_CODE = "de"
+    german = Page(page.get(f"{ADMIN}livestatus/")).text
+
+    assert "(The broker at amqp://rabbit cannot be reached: ConnectionRefusedError)" in english
+    assert "(Der Broker amqp://rabbit" in german
+    assert "nicht erreichbar: ConnectionRefusedError)" in german
+    assert "cannot be reached" not in german
 
 
 def test_what_only_follows_from_a_broker_that_is_away_is_folded_into_its_banner(

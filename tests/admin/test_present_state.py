@@ -262,12 +262,28 @@ def test_the_live_status_reads_a_row_for_each_cause_and_queue_and_not_for_each_g
 def test_copies_of_a_requeue_that_fail_again_are_no_growth_but_failures(page: Client) -> None:
     now = timezone.now()
     cause = made.group(title="BankDown", last_new=now - timedelta(minutes=7), last_seen=now - timedelta(minutes=4))
+    ErrorGroup.objects.update(failed_again=3)
     for _ in range(3):
         made.message(cause, cycle=2, copies=2, parked_at=now - timedelta(minutes=4))
     [card] = [card for card, *_rest in page.get(f"{ADMIN}errorgroup/").context["cards"]]
 
     assert (card.growing, card.lull, card.failed_again) == ("", "", True)
     assert "BankDown, no new failure for 4 min. In payments.main 3. The oldest" in shown(page, "livestatus/")
+
+
+def test_a_later_failure_is_called_one_after_a_requeue_only_where_one_failed_again(page: Client) -> None:
+    """ "failed again 47 s ago" stood beside "0 failed again"."""
+    now = timezone.now()
+    cause = made.group(last_new=now - timedelta(minutes=9), last_seen=now - timedelta(minutes=4))
+    made.message(cause)
+    before, address = shown(page, "errorgroup/"), f"errorgroup/{cause.pk}/change/"
+    alone = shown(page, address)
+    ErrorGroup.objects.update(failed_again=1)
+
+    for text in (before, alone):
+        assert "last 4 min ago" in text
+        assert "failed again 4 min ago" not in text
+    assert "failed again 4 min ago" in shown(page, address)
 
 
 def test_a_cause_grows_no_longer_once_nothing_fails(page: Client) -> None:
@@ -330,7 +346,10 @@ def test_the_last_known_queues_stay_while_the_broker_is_away_but_nothing_is_gree
     last = broker_look.Look(at=now - timedelta(seconds=64), gauged=known)
     seen = {
         "away": broker_look.Look(
-            at=now, away=Problem(code=Code.BROKER_AWAY, values={"reason": "connection refused"}), since=now, last=last
+            at=now,
+            away=Problem(code=Code.BROKER_AWAY, values={"address": "amqp://rabbit", "reason": "connection refused"}),
+            since=now,
+            last=last,
         )
     }
     seen["late"] = broker_look.Look(at=last.at, late=True, gauged=known)

@@ -205,11 +205,20 @@ def test_a_run_is_controlled_by_its_buttons(page: Client, button: str, state: st
     assert OperatorAction.objects.count() == 2
 
 
+def test_a_run_that_is_paused_keeps_what_it_has_not_sent_until_it_is_stopped(page: Client) -> None:
+    run = requeue_run([made.message().pk], reason="x")
+    run_steering.pause_run(run.pk, BOB)
+    asked = page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/control/?action=stop")
+
+    assert "1 message was not sent and stays parked." in Page(asked).text
+    assert "until you press Stop" not in Page(asked).text
+
+
 def test_a_run_is_stopped_on_a_page_that_asks_for_the_reason(page: Client) -> None:
     run_page = press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
     asked = opened(page, run_page, "Stop…")
     assert RequeueRun.objects.get().state == RunState.RUNNING
-    assert "1 message was not sent and stays parked." in Page(asked).text
+    assert "About 1 message is not sent yet; sending goes on until you press Stop." in Page(asked).text
     refused = press(page, asked, "Stop requeue run", reason=" ")
     assert (refused.status_code, RequeueRun.objects.get().state) == (422, RunState.RUNNING)
     stopped = press(page, asked, "Stop requeue run", reason="wrong ones")
@@ -339,14 +348,17 @@ def test_the_page_of_a_group_names_a_stopped_run_and_what_it_has_not_sent(page: 
     run = requeue_run([*mine, theirs], reason="x")
     group = f"/admin/rmq_retry/errorgroup/{cause.pk}/change/"
     before = Page(page.get(group)).text
-    run_steering.stop_run(run.pk, BOB, reason="wrong rate")
+    run_steering.stop_run(run.pk, BOB, reason="five were paid by phone")
     discard_messages(mine[:1])
     shown = Page(page.get(group))
+    preview = Page(page.get(shown.links["Requeue 2…"], follow=True)).text
     discard_messages(mine[1:])
     after = Page(page.get(group)).text
 
     said = f"Requeue run {run.pk} was stopped, 2 of these not sent."
     assert shown.links[said] == f"/admin/rmq_retry/requeuerun/{run.pk}/change/"
+    assert f"{said} By {BOB.name}: five were paid by phone" in shown.text
+    assert f"{said} By {BOB.name}: five were paid by phone" in preview
     assert "was stopped" not in before + after
     assert (
         f"Requeue run {run.pk} was stopped, 1 of these not sent."

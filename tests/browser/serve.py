@@ -197,7 +197,9 @@ def looked() -> broker_look.Look:
     now = timezone.now()
     if getattr(asked, "broker", "") == "away":
         return broker_look.Look(
-            at=now, away=Problem(code=Code.BROKER_AWAY, values={"reason": "connection refused"}), since=now
+            at=now,
+            away=Problem(code=Code.BROKER_AWAY, values={"address": "amqp://rabbit", "reason": "connection refused"}),
+            since=now,
         )
     levels = (
         Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0),
