@@ -58,7 +58,7 @@ pytestmark = [pytest.mark.database, pytest.mark.django_db]
 # Half a minute more than is said: a span is cut, and the two clocks are not read at once.
 WRONG = [8 * YEAR + 30, -300 * DAY - 30, 3630.0, -3630.0]
 FARTHEST = WRONG[:2]
-SAID = dict(zip(WRONG, ("2920 d ahead of", "300 d behind", "60 min ahead of", "60 min behind"), strict=True))
+SAID = dict(zip(WRONG, ("2920 d ahead of", "300 d behind", "1 h ahead of", "1 h behind"), strict=True))
 UNTIL = "Nothing is deleted by age until they agree. Synchronize both by NTP."
 REFUSED = "Nothing is deleted by age until they agree: synchronize both by NTP."
 NEAR = timedelta(seconds=30)
@@ -257,7 +257,7 @@ def test_an_outbox_row_is_due_at_once_despite_a_wrong_host_clock(
 
 @pytest.mark.usefixtures("own_clock")
 @pytest.mark.parametrize(
-    ("wrong", "word"), [(240.0, ""), (3630.0, "60 min ahead of"), (-300 * DAY - 30, "300 d behind")]
+    ("wrong", "word"), [(240.0, ""), (3630.0, "1 h ahead of"), (-300 * DAY - 30, "300 d behind")]
 )
 def test_a_clock_difference_is_a_status_problem(
     wrong: float, word: str, monkeypatch: pytest.MonkeyPatch, admin_client: Client

@@ -92,6 +92,7 @@ def test_a_message_in_flight_is_in_the_row_until_its_handler_ends(bank: Bank) ->
             "attempt": 1,
             "timeout": None,
             "auto_ack": False,
+            "blocks": False,
         }
         began = bank.diary("began")[0]["at"]
         assert abs(since.timestamp() - began) < 1
