@@ -43,6 +43,8 @@ VARIABLES: Mapping[str, Cast] = {
     "SHUTDOWN_TIMEOUT": float,
     "PREFETCH": int,
     "THREADS": int,
+    "ASYNC_HANDLERS": int,
+    "LIFESPAN": str,
     "CRASH_LIMIT": _limit,
     "BODY_BYTES": int,
     "BODY_ELEMENTS": int,
