@@ -256,9 +256,7 @@ def test_an_outbox_row_is_due_at_once_despite_a_wrong_host_clock(
 
 
 @pytest.mark.usefixtures("own_clock")
-@pytest.mark.parametrize(
-    ("wrong", "word"), [(240.0, ""), (3630.0, "1 h ahead of"), (-300 * DAY - 30, "300 d behind")]
-)
+@pytest.mark.parametrize(("wrong", "word"), [(240.0, ""), (3630.0, "1 h ahead of"), (-300 * DAY - 30, "300 d behind")])
 def test_a_clock_difference_is_a_status_problem(
     wrong: float, word: str, monkeypatch: pytest.MonkeyPatch, admin_client: Client
 ) -> None:

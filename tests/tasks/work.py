@@ -9,7 +9,7 @@ from django_rmq_retry.tasks import policy
 try:
     from django.tasks import task
 except ImportError:
-    from django_tasks import task  # type: ignore[import-not-found,no-redef]  # the same, before Django 6.0
+    from django_tasks import task  # type: ignore[no-redef]  # the same, before Django 6.0
 
 calls: list[Any] = []
 """What the tasks have done."""

@@ -10,7 +10,7 @@ from tests.shop.notes import note
 try:
     from django.tasks import task
 except ImportError:
-    from django_tasks import task  # type: ignore[import-not-found,no-redef]  # the same, before Django 6.0
+    from django_tasks import task  # type: ignore[no-redef]  # the same, before Django 6.0
 
 
 class MailDown(Exception):
