@@ -1,5 +1,6 @@
 """Memory and CPU time of a process, from /proc."""
 
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -25,7 +26,12 @@ def delayed(pid: int) -> float:
 
 def _scheduled(pid: int, place: int) -> float:
     threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((thread / "schedstat").read_text().split()[place]) for thread in threads) / 1e6
+    total = 0
+    for thread in threads:
+        # A thread may have ended since it was listed.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            total += int((thread / "schedstat").read_text().split()[place])
+    return total / 1e6
 
 
 def _status(pid: int, name: str) -> float:
