@@ -54,7 +54,7 @@ def _worker(host: str, pid: int, thread: str) -> str:
     return short(f"{host}:{pid}:{thread}", COLUMN_BYTES)
 
 
-def database() -> str:
+def results_alias() -> str:
     return router.db_for_write(StoredResult)
 
 
@@ -63,7 +63,7 @@ def send_and_store(result: AnyResult, message: Message, *, kept: timedelta, send
 
     If it is sent at once, the row follows it: a task whose row is missing is completed by one of its consumer.
     """
-    using, open_in = database(), outbox.writer.open_transaction()
+    using, open_in = results_alias(), outbox.writer.open_transaction()
     queue, now = result.task.queue_name, result.enqueued_at or database_clock.now(using)
     row = StoredResult(
         id=result.id,
@@ -115,7 +115,7 @@ def can_store(name: str | None) -> bool:
 def kept_row(attempt: FinishedAttempt, task: AnyTask, *, backend: str, kept: timedelta) -> Kept:
     """Return the row of a task that has succeeded, with what it returned."""
     delivery, answer = attempt.delivery, json.dumps(attempt.answer, allow_nan=False)
-    ended = database_clock.epoch(database())
+    ended = database_clock.epoch(results_alias())
     row = StoredResult(
         id=delivery.id or "",
         identity=message_identity(delivery.queue, delivery.id, delivery.body),
@@ -143,7 +143,7 @@ def enqueued_at(delivery: Delivery) -> datetime | None:
 
 def store(rows: Sequence[StoredResult]) -> None:
     """Complete the rows of tasks, or add them where none was stored; of equal ids the last one counts."""
-    using = database()
+    using = results_alias()
     known = StoredResult.objects.using(using).filter(pk__in={row.pk for row in rows})
     owners = {pk: owner for pk, *owner in known.values_list("pk", "queue", "identity")}
     latest = {row.pk: row for row in rows if row.requeued or _is_of(row, *owners.get(row.pk, ()))}
@@ -167,7 +167,7 @@ def _is_of(row: StoredResult, queue: str = "", identity: str = "") -> bool:
 
 def read(result_id: str, *, backend: str) -> AnyResult:
     """Return the result of a task; TaskResultDoesNotExist if there is none, or none any more."""
-    using, name = database(), str(result_id)
+    using, name = results_alias(), str(result_id)
     # Not every database takes any text.
     rows = StoredResult.objects.using(using).filter(pk=name, backend=backend)
     row = rows.first() if can_store(name) else None

@@ -105,7 +105,7 @@ class TaskRunner:
     def _result(
         self, message: Delivery, task: AnyTask, status: Status, attempt: FinishedAttempt | None = None
     ) -> AnyResult:
-        ended = database_clock.epoch(results.database())
+        ended = database_clock.epoch(results.results_alias())
         began = database_clock.stored(ended - (attempt.seconds if attempt else 0.0))
         result = CurrentResult(
             task=task,

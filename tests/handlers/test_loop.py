@@ -253,8 +253,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "SUSPECT_SECONDS", 0.04)
 
 
-def blocks() -> None:
-    time.sleep(0.3)
+def blocks(until: threading.Event) -> None:
+    """Block its thread, in this function and not in another module."""
+    while not until.is_set():
+        time.sleep(0.01)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -262,9 +264,11 @@ def blocks() -> None:
 def test_a_handler_that_blocks_the_loop_is_named_once_with_its_line(
     running: Running, inner: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    seen = threading.Event()
+
     async def act(_: Delivery) -> None:
         await asyncio.sleep(0)
-        blocks()
+        blocks(seen)
 
     async def gathers(message: Delivery) -> None:
         await asyncio.gather(act(message))
@@ -274,6 +278,7 @@ def test_a_handler_that_blocks_the_loop_is_named_once_with_its_line(
     blocked = wait_until(lambda: running.loop.blocked_by)
     for _ in range(3):
         running.loop.look()
+    seen.set()
     blocking.result(PATIENCE)
 
     [line] = [record for record in caplog.records if record.__dict__.get("event") == "blocked_loop"]
@@ -290,7 +295,7 @@ def test_a_handler_that_has_blocked_between_two_looks_is_named_too(
     running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def act(_: Delivery) -> None:
-        blocks()
+        threading.Event().wait(0.3)
 
     running.run(act)
     # The result is there before the step that gave it has ended.
@@ -299,14 +304,15 @@ def test_a_handler_that_has_blocked_between_two_looks_is_named_too(
     assert line.__dict__["handler"] == "charge"
 
 
-@pytest.mark.usefixtures("impatient")
 def test_a_handler_that_waits_is_not_named(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    # Longer than what counts as blocking, which is a whole second: a busy machine may delay a step by less.
     async def act(_: Delivery) -> None:
-        await asyncio.sleep(0.2)
-        await sync_to_async(blocks)()
+        await asyncio.sleep(1.2)
+        await sync_to_async(threading.Event().wait)(1.2)
 
-    waiting = running.begin(act)
+    waiting, pause = running.begin(act), threading.Event()
     while not waiting.done():
+        pause.wait(0.01)
         running.loop.look()
         assert running.loop.blocked_by is None
     assert [one for one in caplog.records if one.name == "django_rmq_retry"] == []
