@@ -157,5 +157,8 @@ class IoThread:
                     # The others still run, because threads wait for the results that they report.
                     text = "A function failed at the end of the I/O thread; the others still run"
                     log.exception(text, extra={"event": "io_end"})
+            for connection in list(self.connections):
+                # One that was still being opened has a socket that nothing else would close.
+                connection.services.abandon()
             self.loop.close()
             show_pika_logs()

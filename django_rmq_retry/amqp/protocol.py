@@ -14,7 +14,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from uuid import uuid4
 
 from pika import frame, spec
@@ -419,6 +419,12 @@ def _is_other(buffer: bytes, at: int, end: int, marker: int) -> bool:
     return not marker.to_bytes(4).startswith(buffer[at : min(end, at + 4)])
 
 
+class _Closable(Protocol):
+    """What has a connection's socket at the moment."""
+
+    def close(self) -> None: ...
+
+
 class IoServices(SelectorIOServicesAdapter):
     """An event loop as one pika connection sees it: makes connections with this package's transport and protocol."""
 
@@ -432,6 +438,13 @@ class IoServices(SelectorIOServicesAdapter):
         """By channel number, the callback for the broker's acks (tag, multiple), read from the received bytes."""
         self.transport: Transport | None = None
         """The transport of the connection while it lasts."""
+        self._socket: _Closable | None = None
+        """What has the socket: itself until it is connected, then its opening, then its transport."""
+
+    def abandon(self) -> None:
+        """Close the socket, however far the connection has come: its event loop has ended, and runs nothing more."""
+        if self._socket is not None:
+            self._socket.close()
 
     def fail(self, error: Exception) -> None:
         """End the connection because of an error, without a word to the broker, which requeues what is unacked."""
@@ -442,6 +455,12 @@ class IoServices(SelectorIOServicesAdapter):
         """Count received bytes that pika does not see: its heartbeat checker closes a connection that receives none."""
         self.connection.bytes_received += size
         self.connection.frames_received += frames
+
+    def connect_socket(
+        self, sock: socket.socket, resolved_addr: tuple[str, int], on_done: Callable[[BaseException | None], None]
+    ) -> Any:
+        self._socket = sock
+        return super().connect_socket(sock, resolved_addr, on_done)
 
     def create_streaming_connection(
         self,
@@ -454,7 +473,9 @@ class IoServices(SelectorIOServicesAdapter):
         def opened(result: socket.socket | Exception) -> None:
             on_done(result if isinstance(result, Exception) else self._link(result, protocol_factory))
 
-        return Opening(sock, self, tls=ssl_context, server_name=server_hostname, done=opened)
+        opening = Opening(sock, self, tls=ssl_context, server_name=server_hostname, done=opened)
+        self._socket = opening
+        return opening
 
     def _link(
         self, sock: socket.socket, protocol_factory: Callable[[], AbstractStreamProtocol]
@@ -462,7 +483,7 @@ class IoServices(SelectorIOServicesAdapter):
         """Return the transport and pika's own protocol, which pika expects; else the error."""
         try:
             protocol = self.protocol(protocol_factory(), self)
-            transport = Transport(sock, protocol, self)
+            self._socket = transport = Transport(sock, protocol, self)
             protocol.connection_made(transport)
         except Exception as error:  # noqa: BLE001 - pika reports it as the reason
             self.remove_reader(sock.fileno())

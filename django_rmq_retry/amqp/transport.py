@@ -39,6 +39,13 @@ class Transport(AbstractStreamTransport):
     def fail(self, error: Exception) -> None:
         self._end(error)
 
+    def close(self) -> None:
+        """Close the socket and tell nobody."""
+        # A forked process may have a copy of the socket: without a shutdown the connection would stay open.
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
     def get_protocol(self) -> AbstractStreamProtocol:
         return self._protocol
 
@@ -135,10 +142,7 @@ class Transport(AbstractStreamTransport):
         try:
             self._protocol.connection_lost(error)
         finally:
-            # A forked process may have a copy of the socket: without a shutdown the connection would stay open.
-            with suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)
-            self._sock.close()
+            self.close()
 
 
 class Opening(AbstractIOReference):
@@ -167,6 +171,10 @@ class Opening(AbstractIOReference):
             self._unwatch()
             self._sock.close()
         return pending
+
+    def close(self) -> None:
+        """Close the socket and tell nobody."""
+        self._sock.close()
 
     def _start(self) -> None:
         if not self._pending:

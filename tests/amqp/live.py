@@ -1,8 +1,6 @@
 """The I/O thread, a publisher and a source on a real broker, for as long as a test needs them."""
 
-import gc
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -84,10 +82,6 @@ def io_thread() -> Iterator[IoThread]:
         yield io
     finally:
         assert io.stop(timeout=longer(5))
-        with warnings.catch_warnings():
-            # pika leaves the sockets of failed dials to the collector, which would say so in some later test.
-            warnings.simplefilter("ignore", ResourceWarning)
-            gc.collect()
 
 
 def publisher_on(io: IoThread, url: str | Sequence[str], **options: Any) -> PikaPublisher:

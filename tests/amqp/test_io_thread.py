@@ -1,4 +1,5 @@
 import logging
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry.amqp import Access
 from django_rmq_retry.amqp.caller import PikaCaller
 from django_rmq_retry.amqp.io_thread import IoThread
+from django_rmq_retry.amqp.link import Link
+from django_rmq_retry.amqp.protocol import IoServices
 from django_rmq_retry.errors import MessageUnsent
 from tests.amqp.live import io_thread, publisher_on, to
 from tests.tooling.waiting import longer, wait_until
@@ -169,3 +172,37 @@ def test_calls_to_an_ended_thread_are_ignored() -> None:
     assert told.is_set()
     assert not io.alive
     assert io.stop(timeout=5)
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_loop_that_ends_while_a_connection_is_being_opened_leaves_no_socket(
+    monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    sockets: list[socket.socket] = []
+    connect = IoServices.connect_socket
+
+    with socket.create_server(("127.0.0.1", 0)) as mute, io_thread() as io:
+
+        def end_after(turns: int) -> None:
+            if turns:
+                io.loop.add_callback_threadsafe(lambda: end_after(turns - 1))
+            else:
+                io.loop.stop()
+
+        def connect_and_end(self: IoServices, sock: socket.socket, *args: Any, **options: Any) -> Any:
+            sockets.append(sock)
+            connecting = connect(self, sock, *args, **options)
+            end_after(turns)
+            return connecting
+
+        monkeypatch.setattr(IoServices, "connect_socket", connect_and_end)
+        access = Access.parse(f"amqp://guest:guest@127.0.0.1:{mute.getsockname()[1]}/")
+        link = Link(io, access, purpose="test", opened=ignore, lost=lambda _reason, _wait: None, refused=ignore)
+        io.call(link.open)
+        wait_until(lambda: not io.alive)
+
+    assert [one.fileno() for one in sockets] == [-1]
+
+
+def ignore(_what: object) -> None:
+    """Nothing."""
