@@ -1,8 +1,6 @@
 """The page of one parked message, and the page that remains when retention has deleted it."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any
 from urllib.parse import urlencode
@@ -20,7 +18,15 @@ from django_rmq_retry.admin.cards import plain_words
 from django_rmq_retry.admin.contents import HEADER_PLACE, body_of, heading_of
 from django_rmq_retry.admin.pages import Button, Pages, refusal, saved_as
 from django_rmq_retry.admin.timeline import MOST_ACTIONS_SHOWN, activity, timeline, with_reasons
-from django_rmq_retry.attempts.history import NO_FAILURE, attempts_of, failures_counted, handlings, lost_attempts
+from django_rmq_retry.attempts.history import (
+    NO_FAILURE,
+    attempts_of,
+    count_attempts,
+    failures_counted,
+    first_failure,
+    handlings,
+    lost_attempts,
+)
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.markup import MIXED, badge
@@ -160,6 +166,8 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
     neighbours = _neighbours(message)
     history, acts = _history(request, message)
     handled = history.pop("handled")
+    lost = lost_attempts(message, neighbours.pop("known"))
+    counts = count_attempts(message, lost, history.pop("all_attempts"))
     keys = list(message.keys.order_by("pk").values_list("value", flat=True)[:MOST_OWN_KEYS_SHOWN])
     return pages.page(
         request,
@@ -169,7 +177,8 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
         business_keys=keys,
         links=labels.links(message_links(message, keys)),
         plain=plain_words(message.group) if message.open else "",
-        summary=_summary(message),
+        summary=_summary(message, counts.failed),
+        by_cycle=counts.by_cycle,
         become=outcome(
             message,
             next((item.run for item in history["items"] if item.sent_at), None),
@@ -177,10 +186,10 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
             handled,
         ),
         handled_badge=_handled_badge(len(handled)),
-        unrecorded=lost_attempts(message, neighbours.pop("known")),
+        unrecorded=lost,
         parked_by=labels.PARKED_BY.get(message.by, message.by),
         buttons=_buttons(pages, request, message),
-        first_failed=_first_failed(message, neighbours.pop("first"), neighbours.pop("lasted")),
+        first_failed=first_failure(message, neighbours.pop("first"), neighbours.pop("lasted")),
         copies=message.copies - max(message.parked_cycle, 1) + 1,
         waits_in=waits_in(history["items"]),
         edited_since=_edited_since(message, acts),
@@ -201,14 +210,6 @@ def _handled_badge(times: int) -> SafeString | str:
     if times > 2:  # noqa: PLR2004
         text = pgettext("message", "Handled %(count)d times")
     return badge(MIXED, text % {"count": times})
-
-
-def _first_failed(message: ParkedMessage, began: datetime | None, seconds: float | None) -> datetime | None:
-    """Return when it failed first: the message itself has the time of its present cycle only."""
-    if message.cycle == 1 or began is None:
-        return message.failed_at
-    ended = began + timedelta(seconds=seconds or 0)
-    return ended if message.failed_at is None else min(ended, message.failed_at)
 
 
 def _edited_since(message: ParkedMessage, acts: list[OperatorAction]) -> OperatorAction | None:
@@ -325,9 +326,7 @@ def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, An
         "handled": handlings(attempts),
         "events": timeline(message, attempts[:MOST_ATTEMPTS_SHOWN], actions, items, retries),
         "more_attempts": len(attempts) > MOST_ATTEMPTS_SHOWN,
-        "by_cycle": sorted(Counter(attempt.cycle for attempt in attempts).items())
-        if len(attempts) <= MOST_ATTEMPTS_SHOWN
-        else (),
+        "all_attempts": attempts if len(attempts) <= MOST_ATTEMPTS_SHOWN else None,
         "no_traces": no_traces,
         "activity": with_reasons(seen),
         "only_own": only_own,
@@ -354,19 +353,19 @@ def _contents(request: HttpRequest, message: ParkedMessage, shown: tuple[str, ..
     }
 
 
-def _summary(message: ParkedMessage) -> str:
+def _summary(message: ParkedMessage, failed: int) -> str:
     """Return a sentence on the failed attempts and the reason for parking."""
     text = _("It was parked before it reached a handler: %(reason)s.")
-    if message.attempts and message.parked_cycle > 1:
+    if failed and message.parked_cycle > 1:
         text = ngettext(
             "It failed %(count)d time after a requeue, then it was parked again: %(reason)s.",
             "It failed %(count)d times after a requeue, then it was parked again: %(reason)s.",
-            message.attempts,
+            failed,
         )
-    elif message.attempts:
+    elif failed:
         text = ngettext(
             "It failed %(count)d time, then it was parked: %(reason)s.",
             "It failed %(count)d times, then it was parked: %(reason)s.",
-            message.attempts,
+            failed,
         )
-    return text % {"count": message.attempts, "reason": reason_text(message.reason)}
+    return text % {"count": failed, "reason": reason_text(message.reason)}

@@ -1,6 +1,7 @@
 """The attempts of a message, and the messages that wait for their next one."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -85,6 +86,53 @@ def lost_attempts(record: ParkedMessage, recorded: int | None) -> LostAttempts |
     """
     lost = LostAttempts(reported=_reported(record), recorded=recorded or 0)
     return lost if lost.count > 0 and record.parked_cycle == record.cycle else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptCounts:
+    """The attempts of a message, stored or only reported by it, as every page and command tells them."""
+
+    by_cycle: Sequence[tuple[int, int]]
+    """Each cycle with its attempts, whether they failed or not."""
+    failed: int
+    """The failures of the cycle that was parked last, of all copies of the message that were parked in it."""
+
+
+def count_attempts(
+    record: ParkedMessage, lost: LostAttempts | None, known: Sequence[Attempt] | None = None
+) -> AttemptCounts:
+    """Count the attempts of a message; ``known`` has all that are stored, if they are read already.
+
+    The message itself reports those of one copy only, and the history of two copies has those of both. Of a message
+    without an id the first cycle counts as it reports it: the history has those of equal messages too.
+    """
+    cycle = max(record.parked_cycle, 1)
+    if known is None:
+        rows = attempts_of(record).order_by().values_list("cycle", "verdict").annotate(n=Count("pk"))
+        stored = Counter({(row[0], row[1]): row[2] for row in rows})
+    else:
+        stored = Counter((one.cycle, one.verdict) for one in known)
+    if not record.message_id and cycle == 1:
+        stored = Counter({pair: count for pair, count in stored.items() if pair[0] > 1})
+    by_cycle = Counter[int]()
+    for (number, _verdict), count in stored.items():
+        by_cycle[number] += count
+    missing = lost.count if lost else 0
+    failures = sum(count for pair, count in stored.items() if pair[0] == cycle and pair[1] not in NO_FAILURE)
+    failed = max(failures + missing, record.attempts)
+    by_cycle[cycle] += failed - failures
+    return AttemptCounts(by_cycle=sorted(by_cycle.items()), failed=failed)
+
+
+def first_failure(record: ParkedMessage, began: datetime | None, seconds: float | None) -> datetime | None:
+    """Return when a message failed first, by its oldest stored failure and by what it reports itself.
+
+    A message has the time of its present cycle and last copy, in whole seconds of another clock.
+    """
+    if began is None or (not record.message_id and record.cycle == 1):
+        return record.failed_at
+    ended = began + timedelta(seconds=seconds or 0)
+    return ended if record.failed_at is None else min(ended, record.failed_at)
 
 
 def _reported(record: ParkedMessage) -> int:

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.arguments import plural
-from django_rmq_retry.attempts.history import attempts_of, failures_counted, lost_attempts
+from django_rmq_retry.attempts.history import attempts_of, count_attempts, failures_counted, lost_attempts
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.exit_codes import Exit
@@ -123,10 +123,10 @@ def _named(command: RmqCommand, text: str) -> ParkedMessage:
     return found[0]
 
 
-def _head(row: ParkedMessage) -> Iterator[str]:
+def _head(row: ParkedMessage, failed: int) -> Iterator[str]:
     """Yield what happened to a message: its state and who decided it, then its error."""
     yield f"{row.type} {row}".strip() + f"  #{row.pk}"
-    parked = f"Parked {local(row.parked_at)}: {reason_text(row.reason)} after {plural(row.attempts, 'attempt')}."
+    parked = f"Parked {local(row.parked_at)}: {reason_text(row.reason)} after {plural(failed, 'attempt')}."
     yield " ".join(filter(None, (outcome_of(row), "Earlier:" if not row.open else "", parked)))
     if row.error:
         yield ": ".join(filter(None, (row.error, row.error_text.replace("\n", " "))))
@@ -239,8 +239,9 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
             links=links,
         )
         return Exit.DONE
+    counts = count_attempts(row, lost)
     attempted = [_attempt_line(one, terminal=command.stdout.isatty()) for one in some]
-    for line in (*_head(row), "", *_facts(row, links), *_deaths_lines(died), *attempted):
+    for line in (*_head(row, counts.failed), "", *_facts(row, links), *_deaths_lines(died), *attempted):
         command.line(line)
     known = attempts.count()
     if len(some) < known:

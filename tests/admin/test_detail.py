@@ -464,3 +464,48 @@ def test_a_message_that_failed_again_shows_its_first_failure_and_parking_and_is_
     assert "parked copies of it arrived" not in text
     assert f"Requeue run {run.pk} by ann is paused and has not sent it." in text
     assert "2 parked copies of it arrived." in Page(page.get(address_of(one))).text
+
+
+@pytest.mark.parametrize("attempts", [3, 12])
+def test_two_parked_copies_of_one_message_are_counted_alike_everywhere(page: Client, attempts: int) -> None:
+    one = made.message(copies=2, attempts=attempts)
+    for copy in (0, 1):
+        for number in range(1, attempts + 1):
+            made.attempt(one, number, at=one.parked_at - timedelta(minutes=60 * (2 - copy) - 2 * number))
+    text = Page(page.get(address_of(one))).text
+
+    assert f"It failed {2 * attempts} times, then it was parked" in text
+    assert f"{2 * attempts} · cycle 1" in text
+    assert "2 parked copies of it arrived." in text
+    assert f"after {2 * attempts} attempts." in run("rmq_parked", "show", str(one.pk)).out
+
+
+def test_attempts_that_only_the_message_reports_are_counted_in_its_details_too(page: Client) -> None:
+    one = made.message(attempts=5)
+    for number in (1, 2, 5):
+        made.attempt(one, number)
+    requeued = made.message(attempts=4, state=State.REQUEUED, cycle=2, requeued_at=timezone.now())
+    text = Page(page.get(address_of(one))).text
+
+    assert "It failed 5 times, then it was parked" in text
+    assert "5 · cycle 1" in text
+    assert "4 · cycle 1" in Page(page.get(address_of(requeued))).text
+
+
+def test_a_message_without_an_id_counts_no_attempts_of_its_twin(page: Client) -> None:
+    one = made.message(message_id="", attempts=2)
+    twin = attempt_identities(one.queue, bytes(one.body))[0]
+    for number in (1, 2, 1, 2):
+        made.attempt(one, number, identity=twin, message_id="")
+    text = Page(page.get(address_of(one))).text
+
+    assert "It failed 2 times, then it was parked" in text
+    assert "2 · cycle 1" in text
+
+
+def test_the_first_failure_is_that_of_the_timeline_if_the_message_reports_a_later_one(page: Client) -> None:
+    at = timezone.now().replace(microsecond=0) - timedelta(hours=1)
+    one = made.message(attempts=1, failed_at=at + timedelta(seconds=1))
+    made.attempt(one, 1, at=at - timedelta(seconds=4), seconds=4.2)
+
+    assert f"First failed {timezone.localtime(at):%Y-%m-%d %H:%M:%S}" in Page(page.get(address_of(one))).text
