@@ -120,6 +120,13 @@ def test_translations_keep_tags_and_final_punctuation(language: str) -> None:
     assert wrong == []
 
 
+def test_a_requeue_run_has_one_name_in_chinese() -> None:
+    found = [text for entry, _form, text in texts("zh_Hans") if "requeue run" in entry.msgid.lower()]
+
+    assert found
+    assert [text for text in found if "运行" in text or "任务" not in text] == []
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_no_translation_equals_its_source_text(language: str) -> None:
     alike = {entry.msgid for entry, _form, text in texts(language) if text == entry.msgid}

@@ -22,7 +22,7 @@ from django_rmq_retry.attempts.history import NO_FAILURE
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.condition import waiting_retries
-from django_rmq_retry.health.facts import Survey, Unmigrated, survey
+from django_rmq_retry.health.facts import MOST_RECENT, Survey, Unmigrated, survey
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import blind
 from django_rmq_retry.health.processes import queues_read
@@ -209,7 +209,14 @@ def _table(rows: Sequence[HandlerRow]) -> dict[str, Any]:
 
 def _counts(known: Survey, levels: Sequence[Level]) -> dict[str, Any]:
     """Return the figures of the tiles, with two further queries."""
-    open_ones = {"parked": known.parked.count, "oldest": known.parked.oldest, "recent": known.parked.recent}
     lately = Attempt.objects.filter(started_at__gte=known.at - timedelta(minutes=1)).order_by()
-    failed = lately.exclude(verdict__in=NO_FAILURE).count()
-    return {**open_ones, "waiting": waiting_retries(levels, known.at), "failed": failed}
+    failed = lately.exclude(verdict__in=NO_FAILURE)[: MOST_RECENT + 1].count()
+    return {
+        "parked": known.parked.count,
+        "oldest": known.parked.oldest,
+        "recent": known.parked.recent,
+        "recent_at_least": known.parked.recent_at_least,
+        "waiting": waiting_retries(levels, known.at),
+        "failed": min(failed, MOST_RECENT),
+        "failed_at_least": failed > MOST_RECENT,
+    }

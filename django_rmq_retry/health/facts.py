@@ -64,6 +64,8 @@ from django_rmq_retry.publishing import outbox_rows
 RECENT = timedelta(minutes=10)
 ENDING = (GatedAct.DISCARD, GatedAct.REQUEUE)
 """The acts after which a message is no longer parked."""
+MOST_RECENT = 10_000
+"""The most messages parked lately that are counted: an incident may park a million in ten minutes."""
 MOST_SURVEYED_MESSAGES = 1000
 """The most messages that are counted where no counter has their number."""
 MOST_PLACES = 3
@@ -84,7 +86,9 @@ class ParkedCounts:
 
     count: int = 0
     recent: int = 0
-    """Messages parked in the last ten minutes, whatever became of them since."""
+    """Messages parked in the last ten minutes, whatever became of them since; counted up to MOST_RECENT."""
+    recent_at_least: bool = False
+    """True if more of them were parked than are counted."""
     oldest: datetime | None = None
 
 
@@ -308,12 +312,18 @@ def parked(now: datetime, stopped: Iterable[str], origins: ParkedByOrigin) -> tu
     silent = _silent(now, stopped)
     totals = ErrorGroup.objects.aggregate(
         oldest=Min(Subquery(rows.order_by("parked_at").values("parked_at")[:1])),
-        recent=Max(_Counted(recent.values("pk"))),
+        recent=Max(_Counted(recent.values("pk")[: MOST_RECENT + 1])),
         silent=Max(_Counted(silent.values("pk")[: MOST_SURVEYED_MESSAGES + 1])),
         silent_since=Min(Subquery(silent.order_by("requeued_at").values("requeued_at")[:1])),
     )
+    lately = totals["recent"] or 0
     return (
-        ParkedCounts(count=origins.total, recent=totals["recent"] or 0, oldest=totals["oldest"]),
+        ParkedCounts(
+            count=origins.total,
+            recent=min(lately, MOST_RECENT),
+            recent_at_least=lately > MOST_RECENT,
+            oldest=totals["oldest"],
+        ),
         SilentCopies(count=totals["silent"] or 0, oldest=totals["silent_since"]),
     )
 

@@ -2,9 +2,10 @@
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 from django.db import router
@@ -12,7 +13,7 @@ from django.db.models import Q
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
-from django_rmq_retry.models import ConsumerProcess
+from django_rmq_retry.models import ConsumerProcess, ParkedMessage, State
 
 KEPT_EMPTY, KEPT = timedelta(minutes=10), timedelta(days=1)
 """The ages at which the row of a vanished process is deleted: without messages in flight, and with some."""
@@ -20,6 +21,8 @@ LOOP_DEATHS, LOOP_SPAN = 3, timedelta(minutes=30)
 """So many processes that replaced one another and vanished within this time need somebody, although the last lives."""
 MOST_LISTED_PROCESSES = 200
 """The most processes that a page or command shows: those with the latest heartbeats."""
+MOST_LOOKED_UP = 200
+"""The most messages of dead processes whose records are looked up."""
 
 
 class ProcessState(StrEnum):
@@ -54,16 +57,26 @@ class InFlight:
     """True if the broker dropped the message as it sent it, so it is not delivered again."""
     blocks: bool = False
     """True if its async handler blocked the event loop at the last heartbeat, and with it all others of the process."""
+    record: ParkedMessage | None = None
+    """Its record, if its process is not heard of any more and the message was parked at some time."""
 
     @property
     def late(self) -> bool:
         """True if the handler has run for longer than its timeout."""
         return self.timeout is not None and self.length.total_seconds() > self.timeout
 
+    @property
+    def processed_since(self) -> bool:
+        """True if it is known to have been processed after this attempt began: nothing is left to do for it."""
+        known = self.record
+        if known is None or known.state != State.PROCESSED or known.succeeded_at is None or self.since is None:
+            return False
+        return known.succeeded_at >= self.since
+
     @classmethod
     def of(cls, entry: Mapping[str, Any], beat: datetime, now: datetime) -> "InFlight":
         since = _time(entry.get("since"))
-        texts = {name: str(entry.get(name) or "") for name in ("queue", "handler", "key", "message_id")}
+        texts: dict[str, Any] = {name: str(entry.get(name) or "") for name in ("queue", "handler", "key", "message_id")}
         return cls(
             **texts,
             attempt=int(entry.get("attempt") or 1),
@@ -94,6 +107,11 @@ class Process:
         return not self.vanished and self.state is not ProcessState.SILENT
 
     @property
+    def settled(self) -> bool:
+        """True if nothing is left to do for its messages: each is known to have been processed since."""
+        return bool(self.in_flight) and all(one.processed_since for one in self.in_flight)
+
+    @property
     def late(self) -> bool:
         """True if one of its handlers has run for longer than its timeout."""
         return any(one.late for one in self.in_flight)
@@ -112,15 +130,33 @@ class Process:
 
 
 def processes(*, most: int = MOST_LISTED_PROCESSES) -> list[Process]:
-    """Return the processes, by one query: the vanished ones first, then those with a handler beyond its timeout.
+    """Return the processes: the vanished ones first, then those with a handler beyond its timeout.
 
-    Vanished ones that were replaced come last.
+    Vanished ones that were replaced come last. This is one query, and another one if dead processes had messages in
+    flight, for what became of these.
     """
     alias = router.db_for_read(ConsumerProcess)
     rows = list(ConsumerProcess.objects.using(alias).order_by("-beat_at")[:most])
     now = database_clock.now(alias)
     left = unreplaced(rows, now)
-    return sorted([Process.of(row, now, replaced=row not in left) for row in rows], key=_place)
+    return sorted(_with_records([Process.of(row, now, replaced=row not in left) for row in rows]), key=_place)
+
+
+def _with_records(found: list[Process]) -> list[Process]:
+    """Add the latest record of each message that a process had in flight when it was last heard of."""
+    gone = (one for process in found if not process.heard for one in process.in_flight if one.message_id)
+    named = {one.message_id for one in islice(gone, MOST_LOOKED_UP)}
+    if not named:
+        return found
+    rows = ParkedMessage.objects.filter(message_id__in=named).order_by("parked_at", "pk")
+    facts = ("pk", "queue", "message_id", "state", "succeeded_at")
+    known = {(row.queue, row.message_id): row for row in rows.only(*facts)[: MOST_LOOKED_UP * 5]}
+
+    def recorded(process: Process) -> Process:
+        each = (replace(one, record=known.get((one.queue, one.message_id))) for one in process.in_flight)
+        return replace(process, in_flight=tuple(each))
+
+    return [process if process.heard else recorded(process) for process in found]
 
 
 def unreplaced(rows: Iterable[ConsumerProcess], now: datetime) -> list[ConsumerProcess]:

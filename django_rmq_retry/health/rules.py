@@ -140,8 +140,8 @@ class Code(Enum):
         fix="manage.py rmq_consume, which starts it too, or manage.py rmq_broker",
     )
     BROKER_BLOCKS = _error(Area.BROKER)(
-        text="The broker blocks all connections that publish: %(reason)s.",
-        why="Publishes, retries and parked copies wait until its alarm is over; running handlers can still ack.",
+        text=_("The broker blocks all connections that publish: %(reason)s."),
+        why=_("Publishes, retries and parked copies wait until its alarm is over; running handlers can still ack."),
         fix="Free memory or disk space on the broker: rabbitmq-diagnostics alarms",
     )
     DATABASE_UNUSABLE = _error(Area.DATABASE)(

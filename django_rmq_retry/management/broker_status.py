@@ -175,7 +175,8 @@ def totals(seen: BrokerStatus, *, terminal: bool) -> Iterator[str]:
     def age(oldest: datetime | None) -> str:
         return f", oldest {clock(oldest, terminal=terminal)}" if oldest else ""
 
-    lately = f" (+{parked.recent} in 10 min)" if parked.recent else ""
+    at_least = "at least " if parked.recent_at_least else ""
+    lately = f" ({at_least}+{parked.recent} in 10 min)" if parked.recent else ""
     words += [f"parked {parked.count}{lately}{age(parked.oldest)}", f"requeue runs {len(seen.survey.runs)} active"]
     yield " · ".join(words)
     if outbox.waiting or outbox.failed:

@@ -41,11 +41,11 @@ def in_flight_rows(found: Sequence[Process], *, terminal: bool) -> Table:
     styles = [""]
     known = [one for one in found if one.state is not ProcessState.REPLACED]
     pairs = [(one, message) for one in known for message in one.in_flight]
-    for one, message in sorted(pairs, key=lambda pair: not (pair[0].vanished or pair[1].late or pair[1].blocks)):
+    for one, message in sorted(pairs, key=lambda pair: not _needs_somebody(*pair)):
         names = (message.handler or message.queue or "-", message.key or "-", message.message_id or "-")
         state = _outcome(one, message)
         rows.append((_name(one), *names, message.attempt, clock(message.since, terminal=terminal), state))
-        styles.append("ERROR" if one.vanished or message.late or message.blocks else "")
+        styles.append("ERROR" if _needs_somebody(one, message) else "")
     return rows, styles
 
 
@@ -70,6 +70,8 @@ def _message(message: InFlight) -> dict[str, Any]:
         "late": message.late,
         "blocks": message.blocks,
         "delivered_again": not message.auto_ack,
+        "record": message.record and message.record.pk,
+        "processed_since": message.processed_since,
     }
 
 
@@ -82,9 +84,21 @@ def _name(one: Process) -> str:
     return f"{one.row} #{one.row.number}" if one.row.number else str(one.row)
 
 
-def _outcome(one: Process, message: InFlight) -> str:
+def _needs_somebody(one: Process, message: InFlight) -> bool:
     if one.vanished:
-        return '✕ lost: ack="auto"' if message.auto_ack else "✕ delivered again"
+        return not message.processed_since
+    return message.late or message.blocks
+
+
+def _outcome(one: Process, message: InFlight) -> str:
+    if message.processed_since:
+        return "processed since"
+    if one.vanished and message.auto_ack:
+        return '✕ lost: ack="auto"'
+    if one.vanished:
+        known = message.record
+        state = known.state.replace("_", " ") if known else ""
+        return "✕ delivered again" + (f"; record #{known.pk}: {state}" if known else "")
     if not one.heard:
         return "! at the last heartbeat"
     if message.blocks:

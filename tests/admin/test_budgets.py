@@ -17,13 +17,16 @@ from django.utils import timezone
 from django.utils.translation import override
 from pytest_django.asserts import assertHTMLEqual
 
+from django_rmq_retry.admin import status
+from django_rmq_retry.health import facts
 from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of
-from tests.admin.looking import own_queries
+from tests.admin.looking import Page, own_queries
+from tests.commands.running import run
 from tests.operators.made import requeue_run
 from tests.tooling.marks import NIGHTLY_BUT_ON_SQLITE, nightly_but
 
@@ -181,6 +184,23 @@ def test_the_live_status_counts_what_is_parked_and_what_was_parked_lately(lead: 
 
     assert ErrorGroup.objects.get(pk=group.pk).parked == 4
     assert (counts["parked"], counts["recent"], counts["oldest"]) == (3, 4, now - timedelta(hours=1))
+
+
+def test_what_an_incident_parks_and_fails_is_counted_up_to_a_limit(lead: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "MOST_RECENT", 2)
+    monkeypatch.setattr(status, "MOST_RECENT", 2)
+    group = made.group()
+    for _ in range(2):
+        made.attempt(made.message(group, parked_at=timezone.now()), at=timezone.now())
+    exact = Page(client_of(lead).get(f"{ADMIN}livestatus/")).text
+    made.attempt(made.message(group, parked_at=timezone.now()), at=timezone.now())
+    more = Page(client_of(lead).get(f"{ADMIN}livestatus/")).text
+
+    assert "Parked in 10 minutes 2 from" in exact
+    assert "Failed attempts in the last minute 2 from" in exact
+    assert "Parked in 10 minutes 2+ from" in more
+    assert "Failed attempts in the last minute 2+ from" in more
+    assert "(at least +2 in 10 min)" in run("rmq_status").out
 
 
 def test_the_live_status_of_an_empty_database_shows_zeros(lead: User) -> None:

@@ -1,9 +1,13 @@
 """``rmq_status --consumers``: exit codes, refusals, and a database that is away or has no tables."""
 
+from datetime import timedelta
+
 import pytest
 from django.test import override_settings
+from django.utils import timezone
 
-from tests.admin.made import consumer, in_flight
+from django_rmq_retry.models import State
+from tests.admin.made import consumer, in_flight, message
 from tests.commands.running import Exit, run
 
 pytestmark = pytest.mark.django_db
@@ -27,6 +31,24 @@ def test_a_large_installation_is_shown_by_its_troubled_part() -> None:
     assert (len(told.lines), len(most.lines), most.err) == (2 * 51 + 1, 2 * 61 + 1, "")
     assert [told.lines[row][0] for row in (1, 53)] == ["worker-3:60"] * 2
     assert len(run("rmq_status", "--consumers", "--json").data["items"]) == 60
+
+
+def test_of_a_dead_process_each_message_says_what_became_of_it_as_the_page_does() -> None:
+    entries = [in_flight(seconds=70, key="PAY-1"), in_flight(seconds=70, key="PAY-2", message_id="9f3c-8")]
+    consumer(seconds=60, in_flight=[*entries, in_flight(seconds=70, key="PAY-3", message_id="9f3c-9")])
+    message(message_id="9f3c-7", state=State.PROCESSED, succeeded_at=timezone.now())
+    before = timezone.now() - timedelta(minutes=9)
+    other = message(message_id="9f3c-8", state=State.PROCESSED, succeeded_at=before)
+    told, data = run("rmq_status", "--consumers"), run("rmq_status", "--consumers", "--json").data["items"][0]
+    states = {row[2]: row[-1] for row in told.lines[4:]}
+
+    assert states == {
+        "PAY-1": "processed since",
+        "PAY-2": f"✕ delivered again; record #{other.pk}: processed",
+        "PAY-3": "✕ delivered again",
+    }
+    assert told.lines[-1][2] == "PAY-1"
+    assert [one["processed_since"] for one in data["in_flight"]] == [True, False, False]
 
 
 def test_hostile_texts_are_printed_as_signs() -> None:

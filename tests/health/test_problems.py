@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.utils import timezone
+from django.utils.translation import override
 
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.breakers.table import state_of
@@ -287,6 +288,16 @@ def test_the_finding_of_parked_messages_is_short_and_the_rest_stands_below_it() 
         "them. 7 more wait behind blocked keys. Each waits for an operator, and so many at once have a cause that "
         "somebody has to find."
     )
+
+
+def test_a_blocking_broker_is_named_in_the_readers_language() -> None:
+    problem = Problem(code=Code.BROKER_BLOCKS, values={"reason": "low on disk"})
+    english = problem.text, problem.why
+    with override("de"):
+        german = problem.text, problem.why
+
+    assert "low on disk" in german[0]
+    assert not set(english) & set(german)
 
 
 def test_limits_of_a_command_replace_or_turn_off_those_of_the_rules() -> None:
