@@ -286,13 +286,12 @@ class Consumer:
         self._source.give_back([*self._workers.take_back(), *(self._quota.take_spare() if self._quota else ())])
 
     def _look_after(self, age: float) -> None:
-        dead, hung, loop_ended = self._workers.dead, self._hung_handlers.look(), _loop_ended()
+        dead, hung, loop_fault = self._workers.dead, self._hung_handlers.look(), _loop_fault()
         if hung:
             self.hung = True
             self.stop(self._hung_handlers.reason_to_stop(hung[0]), Exit.ERROR)
-        elif dead or loop_ended:
-            what = f"Worker thread {dead[0]}" if dead else "The event loop of async handlers"
-            self.stop(f"{what} has ended unexpectedly.", Exit.ERROR)
+        elif dead or loop_fault:
+            self.stop(loop_fault or f"Worker thread {dead[0]} has ended unexpectedly.", Exit.ERROR)
         elif not self._source.alive:
             self.stop("The I/O thread has ended, or does not respond.", Exit.ERROR)
         elif self._limits.seconds is not None and age >= self._limits.seconds:
@@ -355,13 +354,13 @@ class Consumer:
         return self._code
 
 
-def _loop_ended() -> bool:
-    """Return True if the event loop has ended by itself; if a handler blocks it, name that one in the log."""
+def _loop_fault() -> str:
+    """Return why async handlers cannot run any more, or nothing; if one blocks the event loop, name it in the log."""
     loop = known_loop()
     if loop is None:
-        return False
+        return ""
     loop.look()
-    return loop.dead
+    return loop.fault
 
 
 def sizes_of(work_queues: Sequence[WorkQueue], *, threads: int, asynchronous: int) -> tuple[int, int]:

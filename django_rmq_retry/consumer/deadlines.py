@@ -67,6 +67,11 @@ class TimedRun:
         """True if an exception may be raised in its thread: an async handler is cancelled in its event loop."""
         return bool(self.part) or not self.subscription.asynchronous
 
+    @property
+    def exception(self) -> str:
+        """The name of the exception that its deadline raises in it."""
+        return "DeadlineExceeded" if self.interruptible else "CancelledError"
+
     def _place(self) -> TracebackType | None:
         traceback = None
         for frame in self._frames():
@@ -181,8 +186,9 @@ class Deadlines:
         if run.expired:
             self._claim(run)
             log.warning(
-                "%s %s returned after its deadline of %g s: it caught DeadlineExceeded, or was about to end.",
+                "%s %s returned after its deadline of %g s: it caught %s, or was about to end.",
                 *(f"The {run.part} of handler" if run.part else "Handler", run.subscription.name, run.seconds),
+                run.exception,
                 extra={"event": "late", "handler": run.subscription.name, "queue": run.delivery.queue},
             )
         return answer

@@ -96,4 +96,4 @@ def _located(run: TimedRun) -> str:
     place = traceback.extract_tb(error.__traceback__)[-1:]
     at = f" It is at {place[0].filename}:{place[0].lineno} ({place[0].name})." if place else ""
     what = run.part or "handler"
-    return f"{error}: a call that Python cannot interrupt, or the {what} caught DeadlineExceeded.{at}"
+    return f"{error}: a call that Python cannot interrupt, or the {what} caught {run.exception}.{at}"

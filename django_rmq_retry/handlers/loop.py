@@ -39,6 +39,7 @@ SUSPECT_SECONDS = 0.4
 CLOSE_SECONDS = 5.0
 """Seconds in which handlers that are cancelled, and the lifespan, may end."""
 LOOK_SECONDS = 0.1
+LOST = "before its process, so handlers have no state to use."
 
 Lifespan: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
 AsyncFunction: TypeAlias = Callable[[Delivery], Coroutine[Any, Any, object]]
@@ -174,12 +175,15 @@ class HandlerLoop:
         self._coroutines: dict[int, tuple[asyncio.Task[Any] | None, Any]] = {}
         """The task and coroutine of each thread that waits for one."""
         self._ending = self._ended = self._gone = False
-        self._new: deque[tuple[Coroutine[Any, Any, None], Context]] = deque()
+        self._new: deque[tuple[Coroutine[Any, Any, None], Context, partial[None]]] = deque()
+        """Coroutines to begin, each with its context and what to call at its end."""
         self._woken = False
         """True from the first coroutine that waits for the loop to the moment in which it takes all of them."""
         self._waits = set[_Wait]()
         self._state: object = None
         self._opened = False
+        self._lost = ""
+        """Why handlers have no lifespan any more, as a sentence."""
         self._leave = asyncio.Event()
         self._life: Future[None] | None = None
         self.step: _Steps | None = None
@@ -196,9 +200,11 @@ class HandlerLoop:
         turns.wait()
 
     @property
-    def dead(self) -> bool:
-        """True if its thread has ended without a call of close()."""
-        return not self._thread.is_alive() and not self._ending
+    def fault(self) -> str:
+        """Why its process has to end, as a sentence; empty as long as handlers can run here."""
+        if not self._thread.is_alive() and not self._ending:
+            return "The event loop of async handlers has ended unexpectedly."
+        return self._lost
 
     def run(self, function: AsyncFunction, message: Delivery, handler: str) -> object:
         """Run an async function in the loop and wait for its result in this thread, which makes its blocking calls."""
@@ -215,7 +221,8 @@ class HandlerLoop:
             return self._run_by_asgiref(function, message, handler, thread)
         wait = _Wait()
         self._waits.add(wait)
-        self._new.append((self._awaited(wait, function, message, handler, thread), context))
+        coroutine = self._awaited(wait, function, message, handler, thread)
+        self._new.append((coroutine, context, partial(self._end_unbegun, wait, coroutine, handler)))
         if not self._woken:
             self._woken = True
             with suppress(RuntimeError):
@@ -328,8 +335,17 @@ class HandlerLoop:
     def _take_new(self) -> None:
         self._woken = False
         while self._new:
-            coroutine, context = self._new.popleft()
-            self._loop.create_task(coroutine, context=context)
+            coroutine, context, at_end = self._new.popleft()
+            self._loop.create_task(coroutine, context=context).add_done_callback(at_end)
+
+    def _end_unbegun(
+        self, wait: _Wait, coroutine: Coroutine[Any, Any, None], handler: str, _task: asyncio.Task[Any]
+    ) -> None:
+        """End the wait for a task that somebody has cancelled before its first step: its coroutine never begins."""
+        if not wait.over:
+            coroutine.close()
+            self._waits.discard(wait)
+            wait.end(None, Unready(f"Handler {handler} was cancelled before it began."))
 
     async def _awaited(
         self, wait: _Wait, function: AsyncFunction, message: Delivery, handler: str, thread: int
@@ -378,10 +394,17 @@ class HandlerLoop:
                 opened.set_result(state)
                 await self._leave.wait()
         except BaseException as error:  # noqa: BLE001 - raised in open(), or too late for anybody
-            if opened.done():
-                log_failure("RMQ_RETRY['LIFESPAN'] failed at its end", error)
-            else:
+            if not opened.done():
                 opened.set_exception(error)
+                return
+            if self._leave.is_set():
+                log_failure("RMQ_RETRY['LIFESPAN'] failed at its end", error)
+                return
+            log_failure("RMQ_RETRY['LIFESPAN'] failed while handlers run", error)
+            self._lost = f"RMQ_RETRY['LIFESPAN'] was ended by {ErrorNote.of(error)} {LOST}"
+        else:
+            if not self._leave.is_set():
+                self._lost = f"RMQ_RETRY['LIFESPAN'] was ended {LOST}"
 
     async def _end(self) -> None:
         try:

@@ -1,5 +1,6 @@
 """A deadline ends the handler that is late, and touches nothing that follows it."""
 
+import asyncio
 import logging
 import threading
 import time
@@ -9,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry import Delivery, RetryThenPark, StopTheLine
+from django_rmq_retry import Delivery, RetryThenPark, StopTheLine, handler
 from django_rmq_retry.consumer import deadlines as room
 from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.consumer.deadlines import Deadlines, HandlerAbandoned, SlowHandlers, TimedRun
 from django_rmq_retry.errors import DeadlineExceeded
-from django_rmq_retry.handlers import Subscription, work_queues_of
+from django_rmq_retry.handlers import Subscription, registry, work_queues_of
 from django_rmq_retry.handlers.call import Unready
 from tests.handlers.factories import delivery, subscription
 from tests.tooling.waiting import wait_until
@@ -111,6 +112,27 @@ def test_a_handler_that_catches_its_deadline_succeeds_and_is_logged(caplog: pyte
         assert limited(Deadlines(), act, 0.05).run(delivery()) == "tidied up"
     assert caplog.messages == [
         "Handler charge returned after its deadline of 0.05 s: it caught DeadlineExceeded, or was about to end."
+    ]
+
+
+def test_an_async_handler_that_catches_its_cancellation_is_logged_with_that_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nothing in its code is called DeadlineExceeded."""
+
+    @handler("charge", timeout=0.05, name="charge")
+    async def act(_: Delivery) -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "tidied up"
+        raise AssertionError
+
+    [work_queue] = registry.work_queues()
+    with caplog.at_level(logging.WARNING, "django_rmq_retry"):
+        assert Deadlines().limited(work_queue).subscriptions[0].run(delivery()) == "tidied up"
+    assert caplog.messages == [
+        "Handler charge returned after its deadline of 0.05 s: it caught CancelledError, or was about to end."
     ]
 
 

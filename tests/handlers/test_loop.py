@@ -116,7 +116,7 @@ def test_whatever_a_handler_raises_reaches_its_attempt_and_spares_the_loop(
     with pytest.raises(type(error)):
         running.run(act)
     assert running.run(thread) == running.run(thread)
-    assert not running.loop.dead
+    assert not running.loop.fault
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
@@ -148,6 +148,25 @@ def test_a_handler_that_stops_the_loop_stops_nobody(running: Running) -> None:
     assert [running.run(act), running.run(act)] == ["done", "done"]
 
 
+def test_a_handler_cancelled_before_it_began_is_given_back(running: Running) -> None:
+    """Its thread waited for ever: the task was cancelled before the code that ends the wait."""
+
+    async def cancels_all(_: Delivery) -> str:
+        while not (others := asyncio.all_tasks() - {asyncio.current_task()}):  # noqa: ASYNC110 - turn by turn
+            await asyncio.sleep(0)
+        for task in others:
+            task.cancel()
+        return "done"
+
+    first = running.begin(cancels_all)
+    wait_until(lambda: running.loop._coroutines)
+    second = running.begin(thread)
+
+    assert first.result(PATIENCE) == "done"
+    with pytest.raises(Unready, match=r"^Handler charge was cancelled before it began\.$"):
+        second.result(PATIENCE)
+
+
 def test_a_loop_whose_thread_dies_ends_the_attempts_that_wait_for_it(running: Running) -> None:
     begun = threading.Event()
 
@@ -167,7 +186,7 @@ def test_a_loop_whose_thread_dies_ends_the_attempts_that_wait_for_it(running: Ru
     for one in (waiting, dying):
         with pytest.raises(LoopEnded):
             one.result(PATIENCE)
-    wait_until(lambda: running.loop.dead)
+    wait_until(lambda: running.loop.fault)
     with pytest.raises(LoopEnded):
         running.run(thread)
 
@@ -197,7 +216,7 @@ def test_a_closed_loop_cancels_handlers_and_counts_no_attempt() -> None:
     with pytest.raises(Unready, match="Handler charge was cancelled, because its process stops"):
         waiting.result(PATIENCE)
     assert notes == ["tidied up"]
-    assert not running.loop.dead
+    assert not running.loop.fault
 
 
 def test_a_task_left_behind_goes_on_and_is_cancelled_at_the_end() -> None:
@@ -531,6 +550,35 @@ def test_a_lifespan_that_fails_at_its_end_is_logged(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.ERROR):
         assert running.loop.close(PATIENCE)
     assert "RMQ_RETRY['LIFESPAN'] failed at its end" in caplog.text
+
+
+@pytest.mark.parametrize("error", [ConnectionError("the token expired"), asyncio.CancelledError(), None])
+def test_a_lifespan_that_ends_before_its_process_ends_the_process(
+    running: Running, error: BaseException | None
+) -> None:
+    """Its handlers went on with a client that was closed, and each message failed."""
+    task = list[asyncio.Task[Any]]()
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        task.append(asyncio.current_task())  # type: ignore[arg-type]
+        try:
+            yield
+        except asyncio.CancelledError:
+            if error is not None:
+                raise error from None
+
+    async def act(_: Delivery) -> None:
+        task[0].cancel()
+
+    running.loop.open(lifespan)
+    assert not running.loop.fault
+    running.run(act)
+
+    said = wait_until(lambda: running.loop.fault)
+    assert said.startswith("RMQ_RETRY['LIFESPAN'] was ended")
+    assert said.endswith("before its process, so handlers have no state to use.")
+    assert (str(error or "") in said, "\n" in said) == (True, False)
 
 
 def test_messages_without_a_lifespan_have_no_state(running: Running) -> None:

@@ -30,6 +30,18 @@ async def failing() -> AsyncIterator[None]:
     yield
 
 
+@asynccontextmanager
+async def crashing() -> AsyncIterator[None]:
+    """Open, and fail as soon as the process works: as a client whose background task ends."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(background())
+        yield
+
+
+async def background() -> None:
+    fail()
+
+
 def fail() -> None:
     raise ConnectionError("the bank is away")
 

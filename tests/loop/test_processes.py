@@ -102,6 +102,15 @@ def test_a_process_whose_lifespan_fails_ends_with_its_reason(
     assert amqp.queue_declare("loop.state", passive=True).method.message_count == 1
 
 
+def test_a_process_whose_lifespan_ends_before_it_ends_with_its_reason(looping: Looping) -> None:
+    """It went on, and every handler had a client that was closed."""
+    told = looping.run("rmq_consume", "loop.state", LOOP_LIFESPAN="tests.loop.handlers.crashing")
+
+    assert told.returncode == 1
+    assert "RMQ_RETRY['LIFESPAN'] was ended by ExceptionGroup: " in told.stdout
+    assert "ConnectionError: the bank is away" in told.stdout
+
+
 def test_a_handler_that_blocks_the_loop_is_shown_by_rmq_status(looping: Looping, send: Send, tmp_path: Path) -> None:
     go = tmp_path / "go"
     send("blocking", **{"for": str(go)})
