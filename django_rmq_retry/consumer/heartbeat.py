@@ -4,7 +4,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TypeAlias
 
@@ -17,7 +17,7 @@ from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.consumer.consumer import Consumer
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers.business_keys import first_business_key
-from django_rmq_retry.handlers.loop import known_loop
+from django_rmq_retry.handlers.loop import Blocking, known_loop
 from django_rmq_retry.messages.message import Delivery, message_id
 from django_rmq_retry.messages.texts import COLUMN_BYTES, one_line, short
 from django_rmq_retry.models import ConsumerProcess
@@ -30,7 +30,7 @@ BEAT_SECONDS = 5.0
 STATUS_SECONDS = 1.0
 """Seconds between two looks at the status, whose change is written at once."""
 MOST_IN_FLIGHT = 100
-Status: TypeAlias = tuple[bool, bool, int, Hashable | None]
+Status: TypeAlias = tuple[bool, bool, int, Blocking | None]
 
 
 class Heartbeat(Recurring):
@@ -97,13 +97,15 @@ class Heartbeat(Recurring):
         now, passed = database_clock.now(router.db_for_write(ConsumerProcess)), time.monotonic()
         status = self._status(passed)
         stuck = self._consumer.stuck_since
+        in_flight = self._consumer.in_flight
         columns = {
             "beat_at": now,
             "stuck_at": None if stuck is None else database_clock.stored(now.timestamp() - passed + stuck),
             "connected": status[0],
             "stopping": status[1],
             "waiting": self._consumer.waiting,
-            "in_flight": self._entries(now.timestamp() - passed),
+            "in_flight": self._entries(in_flight, now.timestamp() - passed),
+            "unlisted": max(0, len(in_flight) - MOST_IN_FLIGHT),
         }
         if not self._row().update(**columns):
             # The first heartbeat, or the row was deleted while the process did not reach the database.
@@ -111,12 +113,11 @@ class Heartbeat(Recurring):
             self._row().create(name=self._name, started_at=started, **self._facts, **columns)
         self._written = status
 
-    def _entries(self, ahead: float) -> list[dict[str, object]]:
+    def _entries(self, in_flight: Sequence[AttemptState], ahead: float) -> list[dict[str, object]]:
         """Return the oldest messages in flight; ``ahead`` is how far the database's clock is ahead of the monotonic."""
         blocking, known, self._keys = _blocking(), self._keys, {}
         # The message whose handler blocks the others is the last one to leave out.
-        age = lambda state: (blocking is None or state.arrival.token is not blocking, state.began)  # noqa: E731
-        states = sorted(self._consumer.in_flight, key=age)[:MOST_IN_FLIGHT]
+        states = sorted(in_flight, key=lambda state: (not _blocks(state, blocking), state.began))[:MOST_IN_FLIGHT]
         for state in states:
             delivery, key = known.get(state, (None, ""))
             # The project's function is called once for each delivery, whatever the time that its handler takes.
@@ -129,25 +130,32 @@ def _key(state: AttemptState) -> str:
     return first_business_key(state.subscription, state.delivery, unreadable)
 
 
-def _blocking() -> Hashable | None:
-    """Return the token of the message whose handler blocks the event loop; None if none does."""
+def _blocking() -> Blocking | None:
+    """Return the message whose handler blocks the event loop; None if none does."""
     loop = known_loop()
-    message = None if loop is None else loop.blocked_by
-    return None if message is None else message.token
+    return None if loop is None else loop.blocked_by
 
 
-def _entry(state: AttemptState, key: str, ahead: float, blocking: Hashable | None) -> dict[str, object]:
+def _blocks(state: AttemptState, blocking: Blocking | None) -> bool:
+    return blocking is not None and state.arrival.token is blocking.token
+
+
+def _entry(state: AttemptState, key: str, ahead: float, blocking: Blocking | None) -> dict[str, object]:
     subscription = state.subscription
-    since = datetime.fromtimestamp(ahead + state.began, UTC)
+
+    def text(monotonic: float) -> str:
+        moment = datetime.fromtimestamp(ahead + monotonic, UTC)
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
     return {
         "queue": short(state.arrival.queue, COLUMN_BYTES),
         "handler": "" if subscription is None else short(subscription.name, COLUMN_BYTES),
         "key": key,
         "message_id": short(message_id(state.arrival) or "", COLUMN_BYTES),
         "attempt": state.number,
-        "since": since.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "since": text(state.began),
         "timeout": None if subscription is None else subscription.timeout,
         # Written here, because the process that reads the row may know other handlers.
         "auto_ack": subscription is not None and subscription.ack == "auto",
-        "blocks": blocking is not None and state.arrival.token is blocking,
+        "blocks_since": text(blocking.since) if blocking is not None and _blocks(state, blocking) else None,
     }

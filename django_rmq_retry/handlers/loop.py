@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Hashable
 from concurrent.futures import Executor, Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import AbstractAsyncContextManager, suppress
@@ -20,7 +20,7 @@ from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from queue import SimpleQueue
 from types import CodeType, FrameType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from asgiref.sync import AsyncToSync, SyncToAsync, async_to_sync
 
@@ -49,6 +49,15 @@ ASGIREF_LOCAL = "asgiref.local"
 
 _steps: ContextVar["_Steps | None"] = ContextVar("rmq_steps", default=None)
 """The message to which the running task belongs: tasks that a handler makes inherit it."""
+
+
+class Blocking(NamedTuple):
+    """A message whose handler does not let others go on."""
+
+    token: Hashable
+    """The token of its delivery."""
+    since: float
+    """The monotonic time of its last ``await``."""
 
 
 class LoopEnded(Unready):
@@ -287,11 +296,12 @@ class HandlerLoop:
             step.name(seconds)
 
     @property
-    def blocked_by(self) -> Delivery | None:
+    def blocked_by(self) -> Blocking | None:
         """The message whose handler blocks the loop at this moment."""
         step = self.step
-        blocks = step is not None and time.monotonic() - step.began > BLOCKED_SECONDS
-        return step.message if step is not None and blocks else None
+        if step is None or step.message is None or time.monotonic() - step.began <= BLOCKED_SECONDS:
+            return None
+        return Blocking(step.message.token, step.began)
 
     def frames(self, thread: int) -> list[FrameType]:
         """Return the frames of the coroutine for which a thread waits, the innermost first; empty if it waits for none.

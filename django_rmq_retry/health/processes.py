@@ -55,8 +55,11 @@ class InFlight:
     timeout: float | None
     auto_ack: bool
     """True if the broker dropped the message as it sent it, so it is not delivered again."""
-    blocks: bool = False
-    """True if its async handler blocked the event loop at the last heartbeat, and with it all others of the process."""
+    blocks: int | None = None
+    """Seconds for which its async handler blocks the event loop, and with it all others of the process; None if not.
+
+    It was still blocking at the last heartbeat.
+    """
     record: ParkedMessage | None = None
     """Its record, if its process is not heard of any more and the message was parked at some time."""
 
@@ -75,17 +78,17 @@ class InFlight:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any], beat: datetime, now: datetime) -> "InFlight":
-        since = _time(entry.get("since"))
+        since, blocks_since = _time(entry.get("since")), _time(entry.get("blocks_since"))
         texts: dict[str, Any] = {name: str(entry.get(name) or "") for name in ("queue", "handler", "key", "message_id")}
         return cls(
             **texts,
             attempt=int(entry.get("attempt") or 1),
             since=since,
             length=timedelta(seconds=max(beat.timestamp() - since.timestamp(), 0.0) if since else 0.0),
-            seconds=int(max((now - since).total_seconds(), 0.0)) if since else None,
+            seconds=_seconds(since, now),
             timeout=float(timeout) if isinstance(timeout := entry.get("timeout"), int | float) else None,
             auto_ack=entry.get("auto_ack") is True,
-            blocks=entry.get("blocks") is True,
+            blocks=_seconds(blocks_since, now),
         )
 
 
@@ -107,6 +110,11 @@ class Process:
         return not self.vanished and self.state is not ProcessState.SILENT
 
     @property
+    def busy(self) -> int:
+        """The number of its messages in flight, of which the oldest are in ``in_flight``."""
+        return len(self.in_flight) + self.row.unlisted
+
+    @property
     def settled(self) -> bool:
         """True if nothing is left to do for its messages: each is known to have been processed since."""
         return bool(self.in_flight) and all(one.processed_since for one in self.in_flight)
@@ -115,6 +123,11 @@ class Process:
     def late(self) -> bool:
         """True if one of its handlers has run for longer than its timeout."""
         return any(one.late for one in self.in_flight)
+
+    @property
+    def blocked(self) -> bool:
+        """True if one of its async handlers blocks the others."""
+        return any(one.blocks is not None for one in self.in_flight)
 
     @classmethod
     def of(cls, row: ConsumerProcess, now: datetime, *, replaced: bool) -> "Process":
@@ -130,7 +143,7 @@ class Process:
 
 
 def processes(*, most: int = MOST_LISTED_PROCESSES) -> list[Process]:
-    """Return the processes: the vanished ones first, then those with a handler beyond its timeout.
+    """Return the processes: the vanished ones first, then those with a handler that is late or blocks others.
 
     Vanished ones that were replaced come last. This is one query, and another one if dead processes had messages in
     flight, for what became of these.
@@ -219,7 +232,7 @@ def any_alive() -> bool:
 
 
 def _place(one: Process) -> tuple[object, ...]:
-    troubled = bool(one.in_flight) if one.vanished else one.late
+    troubled = bool(one.in_flight) if one.vanished else one.late or one.blocked
     first, last = one.state is ProcessState.VANISHED, one.state is ProcessState.REPLACED
     return last, not first, not troubled, one.row.host, one.row.number, one.row.pid
 
@@ -232,6 +245,10 @@ def delete_vanished() -> bool:
         old = Q(beat_at__lt=now - KEPT) | Q(beat_at__lt=now - KEPT_EMPTY, in_flight=[])
         ConsumerProcess.objects.using(alias).filter(old).delete()
     return False
+
+
+def _seconds(since: datetime | None, now: datetime) -> int | None:
+    return int(max((now - since).total_seconds(), 0.0)) if since else None
 
 
 def _time(text: object) -> datetime | None:

@@ -1,6 +1,7 @@
 """The consuming processes and their messages in flight, as tables and JSON."""
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from django_rmq_retry.health.processes import InFlight, Process, ProcessState
@@ -26,7 +27,7 @@ def process_rows(found: Sequence[Process], *, terminal: bool) -> Table:
     for one in found:
         row = one.row
         times = (clock(at, terminal=terminal) for at in (row.started_at, row.beat_at))
-        queues, busy = ",".join(row.queues) or "-", f"{len(one.in_flight)}/{row.threads}"
+        queues, busy = ",".join(row.queues) or "-", f"{one.busy}/{row.threads}"
         facts = (row.version or "-", row.deploy or "-", queues, busy, row.waiting)
         rows.append((_name(one), _state(one), *facts, *times))
     return rows, ["", *(_SIGNS[one.state][1] for one in found)]
@@ -57,6 +58,7 @@ def as_data(one: Process) -> Mapping[str, object]:
         **{name: getattr(row, name) for name in names},
         "started_at": utc(row.started_at),
         "beat_at": utc(row.beat_at),
+        "busy": one.busy,
         "in_flight": [_message(message) for message in one.in_flight],
     }
 
@@ -87,7 +89,7 @@ def _name(one: Process) -> str:
 def _needs_somebody(one: Process, message: InFlight) -> bool:
     if one.vanished:
         return not message.processed_since
-    return message.late or message.blocks
+    return message.late or message.blocks is not None
 
 
 def _outcome(one: Process, message: InFlight) -> str:
@@ -101,6 +103,6 @@ def _outcome(one: Process, message: InFlight) -> str:
         return "✕ delivered again" + (f"; record #{known.pk}: {state}" if known else "")
     if not one.heard:
         return "! at the last heartbeat"
-    if message.blocks:
-        return "✕ blocks the event loop"
+    if message.blocks is not None:
+        return f"✕ blocks the event loop for {span(timedelta(seconds=message.blocks))}"
     return f"✕ beyond its deadline of {message.timeout:g} s" if message.timeout and message.late else "running"

@@ -117,6 +117,7 @@ class Migration(migrations.Migration):
                 ("threads", models.PositiveIntegerField(default=0, verbose_name="threads")),
                 ("waiting", models.PositiveIntegerField(default=0, verbose_name="waiting for a thread")),
                 ("in_flight", models.JSONField(default=list, verbose_name="in flight")),
+                ("unlisted", models.PositiveIntegerField(default=0, editable=False)),
                 ("stuck_at", models.DateTimeField(blank=True, editable=False, null=True)),
                 ("started_at", models.DateTimeField(verbose_name="started")),
                 ("beat_at", models.DateTimeField(verbose_name="last heartbeat")),

@@ -142,6 +142,8 @@ class ConsumerProcess(models.Model):
     """Messages that have arrived and wait for a thread."""
     in_flight = models.JSONField(_("in flight"), default=list)
     """One entry for each handler that runs: queue, handler, business key, message id, attempt, start and deadline."""
+    unlisted = models.PositiveIntegerField(default=0, editable=False)
+    """The handlers that run without an entry, because there are too many."""
     stuck_at = models.DateTimeField(null=True, blank=True, editable=False)
     """The time since when all of its threads run handlers beyond their deadline."""
     started_at = models.DateTimeField(_("started"))

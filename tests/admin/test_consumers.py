@@ -69,6 +69,36 @@ def test_a_handler_beyond_its_deadline_stands_out_and_its_process_is_listed_firs
     assert re.search(r"In flight for 3\d s ! beyond its deadline of 30 s", text)
 
 
+def test_a_handler_that_blocks_the_event_loop_stands_out_and_its_process_is_listed_first(page: Client) -> None:
+    """Only the log and rmq_status named it."""
+    made.consumer(host="a", in_flight=[made.in_flight()])
+    since = (timezone.now() - timedelta(seconds=75)).isoformat()
+    made.consumer(host="b", in_flight=[made.in_flight(handler="bank.refund", seconds=80, blocks_since=since)])
+    text, told = shown(page), run("rmq_status", "--consumers")
+
+    assert text.index("b:4711") < text.index("a:4711")
+    assert text.count("blocks the event loop") == 1
+    blocks = "✕ blocks the event loop for 1 min"
+    assert re.search(rf"bank\.refund Business key PAY-1 Attempt 1 In flight for 1 min \d+ s {blocks} \d+ s", text)
+    assert re.search(rf"bank\.refund\t.*\t{blocks}\n", told.out)
+    [item, other] = run("rmq_status", "--consumers", "--json").data["items"]
+    assert 75 <= item["in_flight"][0]["blocks"] < 100
+    assert other["in_flight"][0]["blocks"] is None
+
+
+def test_messages_in_flight_that_a_heartbeat_leaves_out_are_counted(page: Client) -> None:
+    """A process with 1,000 async handlers was called busy with 100."""
+    made.consumer(threads=1000, in_flight=[made.in_flight(), made.in_flight(key="PAY-2")], unlisted=998)
+    text, told = shown(page), run("rmq_status", "--consumers")
+
+    assert "Busy threads 1000/1000" in text
+    assert "1,000 messages in flight" in text
+    assert "Only the 2 oldest are listed." in text
+    assert "1000/1000" in told.lines[1]
+    assert "998 more in flight are not listed: a heartbeat has the oldest of its process." in told.err
+    assert run("rmq_status", "--consumers", "--json").data["items"][0]["busy"] == 1000
+
+
 def test_a_vanished_process_is_listed_with_its_messages(page: Client) -> None:
     made.consumer(host="a", in_flight=[made.in_flight(seconds=99, timeout=30.0)])
     made.consumer(host="z", seconds=60, in_flight=[made.in_flight(seconds=80, key="PAY-9")])

@@ -4,6 +4,7 @@ import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pika
 import pytest
@@ -54,6 +55,24 @@ def test_async_handlers_of_a_process_work_side_by_side(looping: Looping, send: S
     assert told.returncode == 0, told.stdout
     assert sorted(looping.noted("met")) == sorted(f"met {number}" for number in range(50))
     assert len(set(looping.pids())) == 1
+
+
+def test_more_messages_in_flight_than_a_heartbeat_lists_are_counted(looping: Looping, send: Send) -> None:
+    """Of 101 messages it listed, and counted, 100."""
+    for number in range(101):
+        send("together", n=number, of=102)
+
+    def processes() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(looping.run("rmq_status", "--consumers", "--json").stdout)["items"]
+        return [one for one in found if one["busy"] == 101]
+
+    with looping.running("rmq_consume", "loop.together", "--async", "200"):
+        wait_until(lambda: len(looping.noted("came")) == 101)
+        [process] = wait_until(processes, 60)
+        send("together", n=101, of=102)
+        wait_until(lambda: len(looping.noted("met")) == 102)
+
+    assert (len(process["in_flight"]), process["threads"]) == (100, 200)
 
 
 def test_no_more_than_the_asked_number_work_at_once(looping: Looping, send: Send) -> None:

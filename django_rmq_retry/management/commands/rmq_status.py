@@ -177,6 +177,8 @@ class Command(RmqCommand):
             if count > 0:
                 several = {"process": "processes", "message in flight": "messages in flight"}[noun]
                 self.say(f"{count} more {noun if count == 1 else several}. Raise --limit to see them.")
+        if unlisted := sum(one.row.unlisted for one in found):
+            self.say(f"{unlisted} more in flight are not listed: a heartbeat has the oldest of its process.")
         if not settings().records:
             self.say("Consumers write no heartbeat while the setting RECORDS is False.")
         elif not found:
