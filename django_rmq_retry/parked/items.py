@@ -29,7 +29,7 @@ from django_rmq_retry.models.runs import ACTIVE, RUN_COUNTERS, STILL_TO_SEND
 from django_rmq_retry.parked.database import locked_run, records_alias, transaction_of
 from django_rmq_retry.parked.lease import run_of_driver
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.statements import KEYS_AT_ONCE, in_slices
+from django_rmq_retry.statements import with_one_of
 
 OUTCOME_LIMIT = timedelta(hours=1)
 """Time to wait for the outcome of a sent message; then its business key counts as failed, and its run may end."""
@@ -108,7 +108,7 @@ def unsent_of_stopped(run: RequeueRun, *, among: QuerySet[ParkedMessage] | None 
     if len(numbers) > MOST_UNSENT_COUNTED and (among is None or parked.exists()):
         # Some of the first ones may have been resolved since, which says nothing of those behind them.
         return len(numbers)
-    return sum(parked.filter(pk__in=some).count() for some in in_slices(numbers, KEYS_AT_ONCE))
+    return sum(some.count() for some in with_one_of(parked, "pk", numbers))
 
 
 def left_behind(rows: QuerySet[ParkedMessage], groups: Collection[int]) -> list[LeftBehind]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from django.db import transaction
@@ -16,7 +17,7 @@ from django_rmq_retry.models.runs import ACTIVE, NOT_ENDED
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import EXCEPT, LIST_USABLE, LISTED, number_in
-from django_rmq_retry.statements import KEYS_AT_ONCE, BulkInsert, in_slices
+from django_rmq_retry.statements import KEYS_AT_ONCE, BulkInsert, in_slices, with_one_of
 
 MOST_FOUND = 50_000
 """Largest number of messages that the keys of one list may name."""
@@ -41,7 +42,7 @@ class KeyMatch:
     """Its first business key and its message id: the names of this one message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lookup:
     """The messages that each key of a list names, with their state."""
 
@@ -52,26 +53,26 @@ class Lookup:
     otherwise: Mapping[str, Sequence[KeyMatch]] = field(default_factory=dict)
     """For keys that were not found, the messages that have them as correlation id or as number."""
 
-    @property
+    @cached_property
     def further(self) -> list[str]:
         """Keys that are the first key of none of their messages, such as a customer's."""
         return [key for key in self.keys if self._of(key) and not any(key in one.own for one in self._of(key))]
 
-    @property
+    @cached_property
     def found(self) -> list[str]:
         """Keys that name one message, which is parked."""
         return [key for key in self.keys if [one.state for one in self._of(key)] == [State.PARKED]]
 
-    @property
+    @cached_property
     def missing(self) -> list[str]:
         return [key for key in self.keys if not self._of(key)]
 
-    @property
+    @cached_property
     def several(self) -> list[str]:
         """Keys that name more than one message."""
         return [key for key in self.keys if len(self._of(key)) > 1]
 
-    @property
+    @cached_property
     def closed(self) -> list[str]:
         """Keys that name one message, which is not parked but on hold, in a requeue run, processed or discarded."""
         return [key for key in self.keys if len(self._of(key)) == 1 and self._of(key)[0].state != State.PARKED]
@@ -85,7 +86,7 @@ class Lookup:
         """Return the keys that match no message, or several in these states: each may be a typing error."""
         return [*self.missing, *self.twice(states)]
 
-    @property
+    @cached_property
     def spaced(self) -> list[str]:
         """Keys that were not found and contain a space: they may be several keys."""
         return [key for key in self.missing if " " in key]
@@ -127,25 +128,22 @@ def _too_many() -> Refused:
 
 def _stored(keys: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Yield the stored keys and IDs that the database treats as equal to one of these, each with its record."""
-    records, values = (
-        ParkedMessage.objects.using(records_alias()).order_by(),
-        BusinessKey.objects.using(records_alias()),
-    )
-    for some in in_slices(keys, KEYS_AT_ONCE):
-        most = MOST_FOUND + 1
-        yield from values.filter(value__in=some).values_list("value", "message_id")[:most]
-        yield from records.filter(message_id__in=some).values_list("message_id", "pk")[:most]
+    most = MOST_FOUND + 1
+    for named in with_one_of(BusinessKey.objects.using(records_alias()), "value", keys):
+        yield from named.values_list("value", "message_id")[:most]
+    for known in with_one_of(_records(), "message_id", keys):
+        yield from known.values_list("message_id", "pk")[:most]
 
 
 def _visible(records: set[int], seen: Visible | None) -> set[int]:
     if seen is None:
         return records
-    rows = (row for some in in_slices(sorted(records), KEYS_AT_ONCE) for row in _rows(some).defer("body", "properties"))
-    return {row.pk for row in rows if seen(row)}
+    parts = (_records().filter(pk__in=some) for some in in_slices(records, KEYS_AT_ONCE))
+    return {row.pk for part in parts for row in part.defer("body", "properties") if seen(row)}
 
 
-def _rows(numbers: Sequence[int]) -> Any:
-    return ParkedMessage.objects.using(records_alias()).filter(pk__in=numbers).order_by("pk")
+def _records() -> "QuerySet[ParkedMessage]":
+    return ParkedMessage.objects.using(records_alias()).order_by()
 
 
 def alike(missing: Sequence[str], seen: Visible | None = None) -> dict[str, list[str]]:
@@ -158,8 +156,7 @@ def alike(missing: Sequence[str], seen: Visible | None = None) -> dict[str, list
         by_fold.setdefault(folded(key), []).append(key)
     spelled = {other for key in missing for other in (key.upper(), key.lower(), key.capitalize())} - set(missing)
     near = {value for value, _record in _stored(sorted(spelled)) if folded(value) in by_fold}
-    for some in in_slices(sorted(by_fold), KEYS_AT_ONCE):
-        keys = BusinessKey.objects.using(records_alias()).filter(folded__in=some)
+    for keys in with_one_of(BusinessKey.objects.using(records_alias()), "folded", by_fold):
         near.update(keys.values_list("value", flat=True)[: MOST_FOUND + 1])
     alike: dict[str, list[str]] = {}
     for value in sorted(look_up(sorted(near - set(missing)), seen)):
@@ -173,14 +170,9 @@ def named_otherwise(missing: Sequence[str], seen: Visible | None = None) -> dict
 
     A list does not choose by them: several messages may have one correlation id, and a number is easily mistyped.
     """
-    records, wanted, found = (
-        ParkedMessage.objects.using(records_alias()).order_by(),
-        set(missing),
-        dict[str, set[int]](),
-    )
-    for some in in_slices(missing, KEYS_AT_ONCE):
-        rows = records.filter(correlation_id__in=some).values_list("correlation_id", "pk")[: MOST_FOUND + 1]
-        for value, record in rows:
+    wanted, found = set(missing), dict[str, set[int]]()
+    for rows in with_one_of(_records(), "correlation_id", missing):
+        for value, record in rows.values_list("correlation_id", "pk")[: MOST_FOUND + 1]:
             # Some databases treat texts as equal that differ in case, accents or trailing spaces.
             if value in wanted:
                 found.setdefault(value, set()).add(record)
@@ -333,7 +325,7 @@ def _found_among(listed: int, keys: Sequence[str], rows: "QuerySet[ParkedMessage
     wanted, found, count = set(keys), dict[str, dict[int, bool]](), 0
     values: Any = ListedKey.objects.using(records_alias()).filter(list=listed).order_by().values("value")
     named = BusinessKey.objects.using(records_alias()).order_by().filter(value__in=values)
-    known = ParkedMessage.objects.using(records_alias()).order_by().filter(message_id__in=values)
+    known = _records().filter(message_id__in=values)
     kinds: Any = (
         named.annotate(among=Exists(rows.filter(pk=OuterRef("message")))).values_list("value", "message_id", "among"),
         known.annotate(among=Exists(rows.filter(pk=OuterRef("pk")))).values_list("message_id", "pk", "among"),
@@ -349,11 +341,14 @@ def _found_among(listed: int, keys: Sequence[str], rows: "QuerySet[ParkedMessage
 
 
 def _matches(numbers: Sequence[int]) -> dict[int, KeyMatch]:
-    names = {}
-    for some in in_slices(numbers, KEYS_AT_ONCE):
-        items = RequeueItem.objects.using(records_alias()).filter(message__in=some, state__in=NOT_ENDED)
-        runs = dict(items.filter(run__state__in=ACTIVE).order_by("pk").values_list("message", "run"))
-        for pk, state, key, name in _rows(some).values_list("pk", "state", "business_key", "message_id"):
-            shown = key or name or f"#{pk}"
-            names[pk] = KeyMatch(record=pk, state=state, name=shown, run=runs.get(pk), own=(key, name))
-    return names
+    items = RequeueItem.objects.using(records_alias()).filter(state__in=NOT_ENDED, run__state__in=ACTIVE)
+    runs: dict[Any, int] = {
+        message: run
+        for some in with_one_of(items, "message", numbers)
+        for message, run in some.order_by("pk").values_list("message", "run")
+    }
+    return {
+        pk: KeyMatch(record=pk, state=state, name=key or name or f"#{pk}", run=runs.get(pk), own=(key, name))
+        for some in with_one_of(_records(), "pk", numbers)
+        for pk, state, key, name in some.values_list("pk", "state", "business_key", "message_id")
+    }
