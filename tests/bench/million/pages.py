@@ -91,10 +91,11 @@ def _whole(preview: str) -> Iterator[Shown]:
 def measure(shape: Shape) -> list[Finding]:
     """Request all pages in several rounds and print; return the findings for the targets."""
     rows: list[Sequence[str]] = [
-        ("page", "who", "server ms", "by the clock", "queries", "with Django's", "slowest ms", "target", "")
+        ("page", "who", "server ms", "CPU ms", "by the clock", "queries", "with Django's", "slowest ms", "target", "")
     ]
     findings: list[Finding] = []
     slow: list[str] = []
+    paces: list[float] = []
     for who, person in _people():
         client = Client()
         client.force_login(person)
@@ -102,12 +103,15 @@ def measure(shape: Shape) -> list[Finding]:
         for page, took in zip(shown, timed([_asking(client, page) for page in shown]), strict=True):
             met = page.verdict(took)
             rows.append(_row(page, who, took, met))
+            paces.append(took.pace)
             if met is not None:
                 what = f"{page.name}, {who}: {took.served:.0f} ms, {took.own} queries, slowest {took.slowest:.1f} ms"
                 findings.append(Finding(what=what, met=met))
             if not met and took.slowest > 10:
                 slow.append(f"{page.name}, {who}, {took.slowest:.0f} ms: {_short(took.sql)}")
     table(rows)
+    said = f"{min(paces):.1f} to {max(paces):.1f} ms of CPU"
+    print(f"\nA fixed calculation took {said} between the pages: times of two runs compare only if these do.")
     if slow:
         print("\nThe slowest query of each page above its target:", *slow, sep="\n")
     print(flush=True)
@@ -138,6 +142,7 @@ def _row(page: Shown, who: str, took: Timed, met: bool | None) -> Sequence[str]:
         page.name,
         who,
         f"{took.served:.1f}",
+        f"{took.cpu:.1f}",
         f"{took.by_the_clock:.1f}",
         str(took.own),
         str(took.all),
