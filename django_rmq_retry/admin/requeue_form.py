@@ -125,7 +125,8 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
 
 def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, found: RequeueReport) -> dict[str, Any]:
     look = broker_look.look()
-    title = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", found.total)
+    left = found.total - found.under_way or found.total
+    title = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", left)
     many = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", found.sendable)
     alone = named_alone(request, selection, _("Requeue %(name)s"), found.total)
     queues = registry.topology().queues
@@ -134,7 +135,7 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
     names = names_of([group for group, _count in groups])
     growing, sending = _growing(groups), under_way(selection.queryset())
     return {
-        "title": alone or counted(title, count=found.total),
+        "title": alone or counted(title, count=left),
         "selection": selection,
         "chosen": labels.selection_text(selection.facts(), causes=False),
         "causes": [(group.pk, names[group.pk], count) for group, count in groups],

@@ -776,6 +776,7 @@ class Migration(migrations.Migration):
                         choices=[
                             ("resolved", "It is no longer open: it was resolved or handled meanwhile."),
                             ("changed", "It was changed after it was chosen."),
+                            ("under_way", "Another requeue run was about to send it."),
                             ("sent_before", "Another requeue run had sent it."),
                             ("no_queue", "The queue that it came from is unknown."),
                             ("on_hold", "It is on hold."),

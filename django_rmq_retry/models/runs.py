@@ -68,6 +68,7 @@ class ItemReason(models.TextChoices):
 
     RESOLVED = "resolved", _("It is no longer open: it was resolved or handled meanwhile.")
     CHANGED = "changed", _("It was changed after it was chosen.")
+    UNDER_WAY = "under_way", _("Another requeue run was about to send it.")
     SENT_BEFORE = "sent_before", _("Another requeue run had sent it.")
     NO_QUEUE = "no_queue", _("The queue that it came from is unknown.")
     ON_HOLD = "on_hold", _("It is on hold.")

@@ -7,14 +7,22 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db import connections
-from django.db.models import Case, Count, Exists, IntegerField, Max, Min, OuterRef, Q, QuerySet, Sum, Value, When
+from django.db.models import Case, Count, Exists, F, IntegerField, Max, Min, OuterRef, Q, QuerySet, Sum, Value, When
 from django.utils.translation import ngettext_lazy
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.reasons import Reason
-from django_rmq_retry.models import BusinessKey, ItemReason, MessageVersion, ParkedMessage
+from django_rmq_retry.models import (
+    BusinessKey,
+    ItemReason,
+    ItemState,
+    MessageVersion,
+    ParkedMessage,
+    RequeueItem,
+    RunState,
+)
 from django_rmq_retry.models.parked import OPEN, State
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.selection import LISTED, Selection
@@ -35,6 +43,9 @@ FINDING_TEXTS: Mapping[str, Any] = {
     "resolved": ngettext_lazy("%(count)d is no longer open", "%(count)d are no longer open", "count"),
     "changed": ngettext_lazy(
         "%(count)d was changed since it was chosen", "%(count)d were changed since they were chosen", "count"
+    ),
+    "under_way": ngettext_lazy(
+        "%(count)d is sent by another requeue run", "%(count)d are sent by another requeue run", "count"
     ),
     "no_queue": ngettext_lazy("%(count)d came from an unknown queue", "%(count)d came from an unknown queue", "count"),
     "refused": ngettext_lazy(
@@ -76,7 +87,7 @@ FINDING_TEXTS: Mapping[str, Any] = {
     "edited": ngettext_lazy("%(count)d is sent as it was edited", "%(count)d are sent as they were edited", "count"),
 }
 """All findings, the gravest first. Those that are an ``ItemReason`` leave messages out, the others are remarks."""
-INCLUDABLE = ("on_hold", "succeeded", "unconfirmed", "permanent", "late", "unhandled", "duplicates")
+INCLUDABLE = ("under_way", "on_hold", "succeeded", "unconfirmed", "permanent", "late", "unhandled", "duplicates")
 """The findings that the operator can override."""
 
 
@@ -135,6 +146,11 @@ class RequeueReport:
     @property
     def left_out(self) -> int:
         return self.total - self.sendable
+
+    @property
+    def under_way(self) -> int:
+        """The messages that are left out because another run sends them."""
+        return sum(one.count for one in self.findings if one.name == "under_way" and one.left_out)
 
 
 GROUPED = frozenset({"group", "failed_of_run", "unsent_of_run", LISTED})
@@ -209,6 +225,7 @@ def conditions(selection: Selection, terms: RequeueTerms) -> Mapping[str, Q]:
     findings = {
         "resolved": ~Q(state__in=OPEN),
         "changed": changed(selection),
+        "under_way": Q(pk__in=_under_way()),
         # A hold whose time is over does not count: a consumer ends it only a little later.
         "on_hold": Q(state=State.ON_HOLD) & ~Q(held_until__lte=database_clock.now(records_alias())),
         "succeeded": Q(succeeded_at__isnull=False),
@@ -317,6 +334,16 @@ def changed(selection: Selection) -> Q:
         return Q(pk__in=list(edited[:MOST_EDITED_SINCE]))
     now = dict(selection.queryset().values_list("pk", "revision"))
     return Q(pk__in=[pk for pk, revision in selection.revisions.items() if now.get(pk) != revision])
+
+
+def _under_way() -> "QuerySet[RequeueItem, Any]":
+    """Return the messages that a run sends next: a paused one sends nothing, and a message changed since is left out.
+
+    No column of the outer query is compared: a database reads these items once, and not for each message.
+    """
+    items = RequeueItem.objects.using(records_alias()).filter(state=ItemState.PENDING)
+    sending = items.filter(run__state__in=(RunState.PLANNED, RunState.RUNNING), revision=F("message__revision"))
+    return sending.order_by().values_list("message", flat=True)
 
 
 def _edited_since() -> Q:

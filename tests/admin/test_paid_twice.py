@@ -5,12 +5,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models import F
 from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import Message
 from django_rmq_retry.admin.cards import cards_of
-from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, RequeueItem, RequeueRun
+from django_rmq_retry.models import ErrorGroup, ItemReason, OperatorAction, ParkedMessage, RequeueItem, RequeueRun
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.run_steering import resume_run
 from django_rmq_retry.parked.selection import Selection
@@ -315,6 +316,28 @@ class TestASecondRun:
         assert run.listing
         assert f"Requeue run {run.pk} by ann sends 2 of these now." in before
         assert f"Requeue run {run.pk} by ann is paused with 2 of these." in Page(previewed(page, group=cause.pk)).text
+
+    def test_leaves_its_messages_out_of_what_a_preview_counts_and_its_run_takes(
+        self, page: Client, run: RequeueRun
+    ) -> None:
+        preview = previewed(page, group=self.group(run))
+        said = Page(preview).text
+        _, values = Page(preview).form_with("Requeue 1 message")
+        page.post(preview.request["PATH_INFO"], values)
+        other = RequeueRun.objects.latest("pk")
+        pause_run(run)
+
+        assert "2 are sent by another requeue run" in said
+        assert "Requeue 1 message |" in said
+        assert {item.skip_code for item in other.items.all()} == {"", ItemReason.UNDER_WAY}
+        assert other.items.filter(skip_code=ItemReason.UNDER_WAY).count() == 2
+        assert "are sent by another requeue run" not in Page(previewed(page, group=self.group(run))).text
+
+    def test_does_not_keep_back_a_message_that_was_edited_since(self, page: Client, run: RequeueRun) -> None:
+        one = run.items.all()[0].message
+        ParkedMessage.objects.filter(pk=one.pk).update(revision=F("revision") + 1)
+
+        assert previewed(page, message=one.pk).context["report"].sendable == 1
 
     def test_that_has_sent_them_or_has_others_is_not_named(self, page: Client, run: RequeueRun) -> None:
         other = made.message()

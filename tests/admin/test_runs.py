@@ -273,7 +273,7 @@ def test_messages_that_another_run_had_sent_are_not_said_to_have_changed(page: C
     cause = made.group()
     messages = [made.message(cause).pk for _ in range(3)]
     mine = requeue_run(messages, reason="mine")
-    others = requeue_run(messages[:2], reason="theirs")
+    others = requeue_run(messages[:2], reason="theirs", include=["under_way"])
     wait_until(lambda: drive_run(others, for_seconds=0.5).sent == 2, what="theirs is sent")
     wait_until(lambda: drive_run(mine, for_seconds=0.5).skipped == 2, what="what was sent before is left out")
     wait_until(lambda: drive_run(mine, for_seconds=0.5).sent == 1, what="the rest is sent")
@@ -364,7 +364,8 @@ def test_the_run_page_shows_reasons_in_the_readers_language(page: Client, settin
 def test_messages_in_two_paused_runs_are_counted_once_on_the_live_status(page: Client) -> None:
     cause = made.group()
     some = [made.message(cause) for _ in range(3)]
-    first, second = requeue_run([one.pk for one in some[:2]]), requeue_run([one.pk for one in some])
+    first = requeue_run([one.pk for one in some[:2]])
+    second = requeue_run([one.pk for one in some], include=["under_way"])
     for run in (first, second):
         pause_run(run)
     both = needs(page)

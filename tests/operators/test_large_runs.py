@@ -161,7 +161,7 @@ class TestListing:
 
     def test_a_later_listing_applies_the_terms_of_the_start(self) -> None:
         doubtful = [record(unconfirmed=True).pk for _ in range(2)]
-        careful, bold = started(6), begun(include=["unconfirmed"])
+        careful, bold = started(6), begun(include=["unconfirmed", "under_way"])
         careful, bold = all_parts(careful), all_parts(bold)
 
         assert (
