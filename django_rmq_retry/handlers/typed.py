@@ -22,8 +22,8 @@ from django_rmq_retry.messages.texts import short
 
 MOST_PROBLEMS = 10
 PROBLEM_BYTES = 200
-OWN_DATA: dict[type, Any] = {Raw: bytes, CeleryTask: CeleryCall}
-"""What codecs give by themselves."""
+OWN_DATA: dict[type, type] = {Raw: bytes, CeleryTask: CeleryCall}
+"""The codecs whose data have a type already."""
 NAMES_DELIVERY = re.compile(r"\bDelivery\s*\[")
 KINDS = "a dataclass, a TypedDict, a msgspec.Struct or a pydantic model"
 
@@ -33,19 +33,23 @@ _FIELD = re.compile(r"(Object missing required field) `(.+)`", re.DOTALL)
 _QUOTED = re.compile(r"(Invalid (?:enum )?value) .*", re.DOTALL)
 UNKNOWN_FIELD = "Object contains unknown field"
 _STEP = re.compile(r"\[[^\]]*\]|[^.\[\]$]+")
-# A text that would be a Decimal without a value, or one of any size: int() of 1e999999999 exhausts the memory.
-_RISKY = re.compile(rb'"[-+]?(?:[sS]?[nN][aA][nN]|[iI][nN][fF]|[0-9_.]+[eE])')
+# A text that may be a Decimal without a value, or one of any size: int() of 1e999999999 exhausts the memory. Decimal
+# takes spaces around a number, underscores in it, and all digits of Unicode, which JSON may also write as escapes.
+_RISKY = re.compile(
+    rb'"[ _+-]*(?:[sS]?_*[nN]_*[aA]_*[nN]|[iI]_*[nN]_*[fF]|[0-9_.]+[eE]|[0-9_.]{309}|[0-9_.sSnNaAiI]*[\\\x80-\xff])'
+)
 
 
 def codec_for(function: Callable[..., object], codec: Codec, handler: str) -> Codec:
     """Return the codec of a handler: its own one, or around it the one that converts to the annotation's type."""
     kind = named_type(function, handler)
-    if kind in (Any, object, OWN_DATA.get(type(codec), Any)):
+    own = OWN_DATA.get(type(codec))
+    if kind in (Any, object) or kind is own:
         return codec
-    if isinstance(codec, Raw):
+    if own is not None:
         raise ConfigurationError(
-            f"Handler {handler} names the type {_name(kind)}, but codec=Raw() gives it bytes. Write Delivery[bytes], "
-            "or omit codec."
+            f"Handler {handler} names the type {_name(kind)}, but codec={type(codec).__name__}() gives it "
+            f"{own.__name__}. Write Delivery[{own.__name__}], or omit codec."
         )
     return Typed(codec, _fit(kind, handler))
 
@@ -98,9 +102,11 @@ def _fit(kind: Any, handler: str) -> Fit:
     try:
         return (Pydantic if pydantic else Msgspec)(library, kind, parts)
     except Exception as error:
+        # Around what is wrong both have advice for their own callers: pydantic behind it, msgspec in front of it.
+        said = (str(error).strip() or type(error).__name__).splitlines()[0 if pydantic else -1].rstrip(".")
         raise ConfigurationError(
-            f"Handler {handler}: {_name(kind)} cannot be the type of its messages: {short(error, PROBLEM_BYTES)}. "
-            f"Use {KINDS}, or a list, dict or union of them."
+            f"Handler {handler}: {_name(kind)} cannot be the type of its messages: {short(said, PROBLEM_BYTES)}. "
+            f"Use {KINDS}, or a list or dict of them."
         ) from error
 
 
@@ -174,7 +180,7 @@ class Msgspec(_Converter):
         self._plain = library.to_builtins
         self._invalid = library.ValidationError
 
-    def load(self, data: object, body: bytes) -> object:
+    def load(self, data: object, text: bytes | None) -> object:
         try:
             value: object = self._convert(data)
         except (self._invalid, UnicodeError) as error:
@@ -183,7 +189,7 @@ class Msgspec(_Converter):
             if self._direct:
                 risky = any([_unusable(getattr(value, name)) for name in self._direct])  # noqa: C419 - a generator is slow
             else:
-                risky = _RISKY.search(body) is not None
+                risky = _may_be_risky(text)
             if risky:
                 self.check_numbers(self._plain(value, builtin_types=(Decimal,), str_keys=True))
         return value
@@ -221,9 +227,9 @@ class Pydantic(_Converter):
         self._invalid = library.ValidationError
         self._unwritable = importlib.import_module("pydantic_core").PydanticSerializationError
 
-    def load(self, data: object, body: bytes) -> object:
+    def load(self, data: object, text: bytes | None) -> object:
         value = self._validated(data)
-        if _RISKY.search(body):
+        if _may_be_risky(text):
             self.check_numbers(self._adapter.dump_python(value, warnings=False))
         return value
 
@@ -244,6 +250,11 @@ class Pydantic(_Converter):
         except self._invalid as error:
             found = error.errors(include_url=False, include_context=False, include_input=False)
             raise self.misfit([(_path(one["loc"]), str(one["msg"])) for one in found]) from error
+
+
+def _may_be_risky(text: bytes | None) -> bool:
+    """Return False if no Decimal that was read from this JSON needs to be looked at, which takes time."""
+    return text is None or _RISKY.search(text) is not None
 
 
 def _direct(kind: Any) -> tuple[str, ...]:

@@ -99,8 +99,8 @@ class Fit(Protocol):
     schema: Mapping[str, object]
     """The JSON Schema of the type."""
 
-    def load(self, data: object, body: bytes) -> object:
-        """Return the value of data that were decoded from this body."""
+    def load(self, data: object, text: bytes | None) -> object:
+        """Return the value of data that were decoded from this JSON, or from anything else if it is None."""
         ...
 
     def dump(self, data: object) -> object:
@@ -126,7 +126,8 @@ class Typed:
     def decode(self, body: bytes, properties: Properties | None = None) -> object:
         data = self.inner.decode(body, properties)
         try:
-            return self.fit.load(data, body)
+            # A codec of a project may read its JSON from bytes in which nobody finds it.
+            return self.fit.load(data, body if type(self.inner) is Json else None)
         except Misfit as misfit:
             # Without the exception behind it, whose text may have values of the message.
             raise InvalidBody(misfit, size=len(body)) from None
