@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from jsonschema import Draft7Validator
 
 from django_rmq_retry import (
@@ -35,6 +36,16 @@ from tests.tooling.services import Unavailable, go_without
 
 SCHEMA = Path(__file__).with_name("asyncapi") / "schema-3.0.0.json.gz"
 RENDERER = "@asyncapi/react-component@3.2.1"
+
+
+@dataclass
+class Line:
+    price: Decimal
+
+
+@dataclass
+class Order:
+    lines: list[Line]
 
 
 class Declined(Exception):
@@ -281,6 +292,32 @@ def test_the_schema_of_a_codec_is_the_payload_of_its_message() -> None:
     assert list(components["schemas"]) == ["pay"]
     paid = components["schemas"]["pay"]["properties"]["paid"]
     assert paid["anyOf"][0] == {"$ref": "#/components/schemas/pay/$defs/Money"}
+
+
+def test_the_type_of_a_handler_is_the_payload_of_its_message() -> None:
+    @handler("typed", name="typed")
+    def typed(message: Delivery[Order]) -> None: ...
+
+    components = written()["components"]
+    assert components["messages"]["typed"]["payload"] == {"$ref": "#/components/schemas/typed"}
+    schema = components["schemas"]["typed"]
+    assert schema["$ref"] == "#/components/schemas/typed/$defs/Order"
+    assert schema["$defs"]["Order"]["required"] == ["lines"]
+
+
+@pytest.mark.usefixtures("shop")
+def test_the_document_is_read_by_a_yaml_parser_as_well() -> None:
+    """The escapes of an emoji, one character in JSON, are two characters in YAML."""
+
+    @handler("grüße.🙂", name="greet 🙂")
+    def greet(message: Delivery) -> None:
+        """Say: "hello" # 🙂
+
+        - yes: no, null, 1e3, 0o7, ~
+        """
+
+    ran = run("rmq_topology", "--format", "asyncapi", "--title", "Payments: 🙂 'é'\t#1")
+    assert yaml.safe_load(ran.out) == ran.data
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,12 @@ class Command(RmqCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--format", choices=FORMATS, default="text", help="output format; text by default")
+        parser.add_argument(
+            "--format",
+            choices=FORMATS,
+            default="text",
+            help="output format; text by default. asyncapi is JSON, which every YAML parser reads too",
+        )
         parser.add_argument("--title", help="title of the AsyncAPI document; by default the package of ROOT_URLCONF")
 
     def run(self, options: Options) -> None:
@@ -57,6 +62,8 @@ class Command(RmqCommand):
                     vhost=settings().address().vhost,
                 ),
                 indent=2,
+                # A parser of YAML would read the two escapes of an emoji as two characters.
+                ensure_ascii=False,
             ),
         }
         self.stdout.write(drawings[options["format"]]())
