@@ -21,7 +21,7 @@ from django_rmq_retry.messages.message import Delivery
 log = logging.getLogger("django_rmq_retry")
 
 HUNG_FACTOR = 2
-"""A handler that still runs after this many times its deadline counts as hung."""
+"""A handler that still runs after this many times its deadline, and was told to end after the first, counts as hung."""
 LONG_RUN_SECONDS = 1500.0
 """Seconds after which a handler is named in the log, some minutes before the broker takes its message back."""
 SHORTEST_SLEEP_SECONDS, IDLE_SECONDS = 0.01, 1.0
@@ -35,14 +35,14 @@ class HandlerAbandoned(BaseException):
 class TimedRun:
     """One run of a handler under its deadline, or of another function of the project, its ``part``."""
 
-    __slots__ = ("delivery", "due", "expired", "over", "part", "raised", "seconds", "subscription", "thread")
+    __slots__ = ("delivery", "due", "expired", "over", "part", "raised", "seconds", "subscription", "thread", "told")
 
     def __init__(self, delivery: Delivery, subscription: Subscription, seconds: float, *, part: str = "") -> None:
         self.delivery = delivery
         self.subscription = subscription
         self.seconds = seconds
         self.part = part
-        self.due = math.inf
+        self.due = self.told = math.inf
         self.thread = threading.get_ident()
         self.expired = self.over = False
         # A bare lock, held until the watcher has raised the exception. Only C code touches it, so an asynchronous
@@ -52,7 +52,8 @@ class TimedRun:
 
     @property
     def hung(self) -> bool:
-        return time.monotonic() >= self.due + (HUNG_FACTOR - 1) * self.seconds
+        # Not since it was due: a process that was frozen wakes up with handlers that nobody has told to end.
+        return time.monotonic() >= self.told + (HUNG_FACTOR - 1) * self.seconds
 
     def error(self) -> DeadlineExceeded:
         """Return the DeadlineExceeded of a hung handler, with a traceback to the line that it executes now."""
@@ -271,7 +272,7 @@ class Deadlines:
     def _expire(self, run: TimedRun) -> None:
         if self._armed.pop(run, None) is None:
             return
-        run.expired = True
+        run.expired, run.told = True, time.monotonic()
         self._expired[run] = True
         if run.interruptible:
             _raise_in(run.thread, DeadlineExceeded)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -206,6 +207,25 @@ def test_a_hanging_handler_is_found_and_its_message_is_taken_over() -> None:
     assert str(error) == "Handler charge did not end within twice its timeout of 0.05 s"
     assert error.__traceback__ is not None
     assert error.__traceback__.tb_frame.f_code is act.__code__
+
+
+def test_a_handler_that_was_frozen_with_its_process_is_not_taken_for_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(room, "time", SimpleNamespace(monotonic=lambda: now, sleep=time.sleep))
+    monkeypatch.setattr(Deadlines, "_ensure_watcher", lambda *_: None)
+    deadlines, hung = Deadlines(), []
+
+    def sleep_with_the_process(_: Delivery) -> None:
+        nonlocal now
+        for moment in (100.0, 103.9, 104.0):
+            now = moment
+            for run in [*deadlines._armed]:
+                deadlines._expire(run)
+            hung.append(len(deadlines.hung))
+
+    limited(deadlines, sleep_with_the_process, 4, asynchronous=True).run(delivery())
+
+    assert hung == [0, 0, 1]
 
 
 def test_a_nested_handler_has_the_deadline_of_the_outer_one() -> None:
