@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from django.db import DatabaseError, connections, router, transaction
+from django.utils import timezone
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.attempts.history import NO_FAILURE
@@ -64,7 +65,7 @@ def send_and_store(result: AnyResult, message: Message, *, kept: timedelta, send
     If it is sent at once, the row follows it: a task whose row is missing is completed by one of its consumer.
     """
     using, open_in = results_alias(), outbox.writer.open_transaction()
-    queue, now = result.task.queue_name, result.enqueued_at or database_clock.now(using)
+    queue, now = result.task.queue_name, result.enqueued_at or timezone.now()
     row = StoredResult(
         id=result.id,
         identity=message_identity(queue, result.id, message.body),
@@ -74,17 +75,18 @@ def send_and_store(result: AnyResult, message: Message, *, kept: timedelta, send
         priority=result.task.priority,
         body=message.body,
         enqueued_at=now,
-        expires_at=max(now, _aware_like(now, result.task.run_after)) + kept,
     )
+    # Both times are by the clock of this host, which may be wrong; what remains is their distance.
+    lasts = max(now, _aware_like(now, result.task.run_after)) - now + kept
     if open_in == using:
-        _insert(row, using)
+        _insert(row, using, lasts)
         send()
         return
     send()
     if open_in is not None:
-        transaction.on_commit(lambda: _insert_late(row, using), using=open_in, robust=True)
+        transaction.on_commit(lambda: _insert_late(row, using, lasts), using=open_in, robust=True)
     else:
-        _insert_late(row, using)
+        _insert_late(row, using, lasts)
 
 
 def _aware_like(now: datetime, moment: datetime | None) -> datetime:
@@ -94,14 +96,15 @@ def _aware_like(now: datetime, moment: datetime | None) -> datetime:
     return moment.astimezone(now.tzinfo) if now.tzinfo else moment.astimezone().replace(tzinfo=None)
 
 
-def _insert(row: StoredResult, using: str) -> None:
+def _insert(row: StoredResult, using: str, lasts: timedelta) -> None:
+    row.expires_at = database_clock.now(using) + lasts
     # A consumer may have stored the row of a task that was sent before it.
     StoredResult.objects.using(using).bulk_create([row], ignore_conflicts=True)
 
 
-def _insert_late(row: StoredResult, using: str) -> None:
+def _insert_late(row: StoredResult, using: str, lasts: timedelta) -> None:
     try:
-        _insert(row, using)
+        _insert(row, using, lasts)
     except DatabaseError as error:
         text = "Task %s %r was sent, and its result cannot be read before it has succeeded: %s"
         log.error(text, row.task, row.pk, error, extra={"event": "result_unstored", "message_id": row.pk})  # noqa: TRY400

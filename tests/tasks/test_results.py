@@ -1,12 +1,12 @@
 """Results: what is recorded of a task, and read again."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from django.utils import timezone
 
-from django_rmq_retry import Fixed, RetryThenPark, publish
+from django_rmq_retry import Fixed, RetryThenPark, database_clock, publish
 from django_rmq_retry.models import Attempt, StoredResult
 from django_rmq_retry.parked.retention import delete_expired_results
 from django_rmq_retry.tasks import results
@@ -146,13 +146,35 @@ def test_results_expire_and_are_deleted(load: Load) -> None:
     work = load(results=WEEK)
     result = work.add.enqueue(1)
     row = StoredResult.objects.get()
-    assert row.expires_at - row.enqueued_at == WEEK
+    assert abs(row.expires_at - row.enqueued_at - WEEK) < timedelta(minutes=1)
     StoredResult.objects.update(expires_at=row.enqueued_at)
 
     with pytest.raises(TaskResultDoesNotExist):
         read(result)
     assert delete_expired_results(row.enqueued_at + timedelta(seconds=1)) == 1
     assert not StoredResult.objects.exists()
+
+
+@pytest.mark.usefixtures("recording")
+@pytest.mark.parametrize("years", [-8, 8])
+def test_a_host_whose_clock_is_wrong_stores_results_for_as_long(
+    years: int, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_the_database(_using: str) -> datetime:
+        return timezone.now() + years * timedelta(days=365)
+
+    monkeypatch.setattr(database_clock, "now", by_the_database)
+    work = load(results=WEEK)
+
+    read(work.add.enqueue(1))
+    read(work.add.using(run_after=timezone.now() + 3 * WEEK).enqueue(1))
+
+    lasts = [round((one - by_the_database("")) / WEEK) for one in expiries()]
+    assert lasts == [1, 4]
+
+
+def expiries() -> list[datetime]:
+    return sorted(StoredResult.objects.values_list("expires_at", flat=True))
 
 
 @pytest.mark.parametrize("name", ["", "none", "\0", "x" * 1000, 7])
