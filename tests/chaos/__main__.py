@@ -34,7 +34,10 @@ MILLION = 1_000_000
 LONG, SHORT = 15.0, 3.0
 PAYMENTS = 200_000
 LANES = tuple(lane.name for lane in ALL)
-PLANTS = ("ack_first", "not_once", "no_breaker", "deaf", "no_rate", "host_clock")
+PLANTS = (
+    *("ack_first", "not_once", "no_breaker", "deaf", "no_rate", "host_clock"),
+    *("task_acked", "task_at_once", "no_results"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

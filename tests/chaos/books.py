@@ -65,11 +65,15 @@ class Books:
     down: Sequence[Note] = ()
     """Attempts that failed because their dependency was down."""
     pauses: Sequence[Pause] = ()
-    records: Mapping[str, Record] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
     waiting: set[str] = field(default_factory=set)
     """Messages that wait in the database behind a blocked key."""
     discarded: set[str] = field(default_factory=set)
     harms: Sequence[Harm] = ()
+    results: Mapping[str, str] = field(default_factory=dict)
+    """The status of each task with a stored result."""
+    kept: set[str] = field(default_factory=set)
+    """Tasks that succeeded in a process that was stopped in good order at the end, with a database."""
     left: Mapping[str, int] = field(default_factory=dict)
     """Queues that were not empty at the end, and waiting rows, with their counts."""
     vanished: Sequence[str] = ()

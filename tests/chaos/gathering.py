@@ -1,14 +1,16 @@
 """Read the results at the end of a run, and check during the run that no history row changes."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from django.apps import apps
 from django.db import connection, models
 
+from tests.chaos import ledger
 from tests.chaos.books import Books, Record, read
 from tests.chaos.lanes import Lane
 from tests.chaos.ledger import now
+from tests.chaos.naming import record_name, task_name
 from tests.chaos.stage import Stage
 
 SEEN_AT_MOST = 20_000
@@ -52,24 +54,35 @@ class Historian:
 TABLES = ("rmq_retry_attempt", "rmq_retry_operatoraction")
 
 
-def books(stage: Stage, lanes: Mapping[str, Lane], historian: Historian) -> Books:
-    """Return the results from ledger, database and broker."""
+def books(stage: Stage, lanes: Mapping[str, Lane], historian: Historian, *, survivors: Iterable[str] = ()) -> Books:
+    """Return the results from ledger, database and broker; the survivors are writers that were stopped in the end."""
     from django_rmq_retry.models import ParkedMessage  # noqa: PLC0415 - Django must be set up first
     from django_rmq_retry.parked.audit import verify  # noqa: PLC0415 - as above
     from tests.chaos.project.models import Effect  # noqa: PLC0415 - as above
 
     found = read(stage.folder, lanes)
     found.effects = list(Effect.objects.order_by("pk").values_list("name", flat=True))
-    rows = ParkedMessage.objects.values_list("message_id", "state", "attempts", "reason")
-    found.records = {
-        name: Record(state=state, attempts=attempts, reason=reason) for name, state, attempts, reason in rows.iterator()
-    }
+    for row in ParkedMessage.objects.iterator():
+        name = record_name(row.queue, row.message_id, bytes(row.body))
+        found.records[name] = Record(state=row.state, attempts=row.attempts, reason=row.reason)
     waiting = model("BlockedMessage")._default_manager.filter(block__parked=True).values_list("body", flat=True)
     found.waiting = {json.loads(bytes(body))["id"] for body in waiting}
     found.vanished = [*historian.vanished(), *verify()]
+    found.results = dict(results()) if any(lane.results for lane in lanes.values()) else {}
+    found.kept = {name for writer in survivors for name in ledger.names(stage.folder, ledger.RAN, writer)}
     found.exits = stage.fleet.exits()
     found.left = left(stage)
     return found
+
+
+def results() -> Iterator[tuple[str, str]]:
+    """Yield the name of each task with the status of its result, as the project reads it."""
+    from django_rmq_retry.models import StoredResult  # noqa: PLC0415 - Django must be set up first
+    from django_rmq_retry.tasks.api import task_backends  # noqa: PLC0415 - as above
+    from tests.chaos.project import tasks  # noqa: F401, PLC0415 - as above
+
+    for pk, body in StoredResult.objects.values_list("pk", "body").iterator():
+        yield task_name(bytes(body)), str(task_backends["default"].get_result(pk).status)
 
 
 def left(stage: Stage) -> dict[str, int]:

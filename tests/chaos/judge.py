@@ -14,6 +14,7 @@ from tests.chaos.lanes import LINE_WAIT, WAITS, Lane
 from tests.chaos.naming import NOT_TO_BE_HANDLED, lane_of, read
 
 PROCESSED, DISCARDED = "processed", "discarded"
+SUCCESSFUL, FAILED, READY = "SUCCESSFUL", "FAILED", "READY"
 CLOCKS = 5
 """Milliseconds of clock difference allowed on one machine."""
 QUIET_SLACK = 20_000
@@ -183,6 +184,32 @@ def transactions(books: Books) -> Iterator[Finding]:
     yield from finding_of("I13: published from a transaction that was rolled back", books.rolled & there)
 
 
+def results(books: Books) -> Iterator[Finding]:
+    """I23: the result of a task says how it ended; a success of a killed process may not have been recorded."""
+    handled = books.handled()
+    wrong = []
+    for name in sorted(books.confirmed | handled.keys() | books.records.keys()):
+        if not books.lane(name).results:
+            continue
+        status, record = books.results.get(name, "none"), books.records.get(name)
+        if record is None:
+            known = {SUCCESSFUL} if name in books.kept else {SUCCESSFUL, READY}
+        elif record.state == PROCESSED:
+            known = {SUCCESSFUL}
+        elif name in handled:
+            known = {SUCCESSFUL, FAILED, READY}
+        else:
+            known = {FAILED} if record.state in GIVEN_UP else {FAILED, READY}
+        if status not in known:
+            wrong.append(f"{name} is {status}, not {' or '.join(sorted(known))}")
+    yield from finding_of("I23: the result of a task does not say how it ended", wrong)
+    alien = (name for name in books.results if name not in books.attempted or name in books.rolled)
+    yield from finding_of("I23: the result of a task that was never enqueued", alien)
+
+
+GIVEN_UP = ("parked", "on_hold", DISCARDED)
+
+
 def decisions(books: Books) -> Iterator[Finding]:
     """I6: a discarded message stays discarded, unless it was handled later."""
     handled = books.handled()
@@ -222,7 +249,7 @@ def metrics(books: Books) -> Iterator[Finding]:
 
 RULES: Sequence[Callable[[Books], Iterator[Finding]]] = (
     *(order, passing, attempts, delays, innocents),
-    *(transactions, decisions, ends, quiescence, history, metrics),
+    *(transactions, results, decisions, ends, quiescence, history, metrics),
     *(unburned, pausing, pacing),
 )
 

@@ -13,6 +13,10 @@ WAITS = (0.5, 2.0)
 """Seconds before the second attempt, and before each later one."""
 LINE_WAIT = 0.2
 SLOWNESS = 3.0
+LONGEST = 4.0
+"""The timeout of the lane awaited, in seconds."""
+AWAITED = 0.4
+"""The longest wait of its handler, in seconds, unless the plan makes it wait for longer."""
 KEYS = 40
 METERED = 20.0
 """Attempts per second."""
@@ -44,6 +48,8 @@ class Lane:
     """True if operators pause and resume its queue."""
     rate: float | None = None
     """The most attempts per second, over all processes."""
+    results: bool = False
+    """True if its messages are tasks whose results are stored."""
     needs: str = ""
     """The module of the product that this lane requires."""
 
@@ -68,6 +74,8 @@ ALL = (
     Lane(name="keyed", share=20, database=True, by_key=True, innocent=False, needs="ordering"),
     Lane(name="fragile", share=10, counted=True, leans=True, needs="breakers"),
     Lane(name="gated", share=10, counted=True, gated=True, needs="breakers"),
+    Lane(name="awaited", share=15, database=True, once=True, innocent=False, needs="handlers.loop"),
+    Lane(name="task", share=10, database=True, innocent=False, results=True, needs="tasks"),
     Lane(name="metered", share=0, counted=True, rate=METERED, needs="breakers"),
 )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ATTEMPTED, CONFIRMED, ROLLED = "attempted", "confirmed", "rolled"
-BEGAN, FAILED, DID = "began", "failed", "did"
+BEGAN, FAILED, DID, RAN = "began", "failed", "did", "ran"
 DISCARDED, REPAIRED, HARM = "discarded", "repaired", "harm"
 DOWN, PAUSED, RESUMED = "down", "paused", "resumed"
 

@@ -1,11 +1,13 @@
 """The names of messages: each holds its lane and the plan for its handler."""
 
+import json
 from dataclasses import dataclass
 
 HOPELESS, STUBBORN, POISON, SLOW, HOSTILE = "h", "x", "p", "s", "w"
 NOT_TO_BE_HANDLED = frozenset({HOPELESS, STUBBORN, POISON, HOSTILE})
 """Plans with which a message may be parked; in lanes without a database, no other message may be."""
 PLAIN_DOTS = 2
+TASKS = "chaos.task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,16 @@ def read(text: str) -> Name:
 def plain(text: str) -> bool:
     """Return True if a name has no plan; called a million times."""
     return text.count(".") == PLAIN_DOTS
+
+
+def record_name(queue: str, message_id: str, body: bytes) -> str:
+    """Return the name of a recorded message: its id, or the first argument of a task, whose id the product gives."""
+    return task_name(body) if queue == TASKS else message_id
+
+
+def task_name(body: bytes) -> str:
+    name: str = json.loads(body)["args"][0]
+    return name
 
 
 def lane_of(text: str) -> str:

@@ -4,10 +4,15 @@ import os
 import random
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 from tests.chaos.ledger import DISCARDED, REPAIRED, Ledger
+from tests.chaos.naming import record_name
 from tests.chaos.underfire import Helper, tried
+
+if TYPE_CHECKING:
+    from django_rmq_retry.models import ParkedMessage
 
 PAUSE = 1.0
 AT_ONCE = 20
@@ -30,21 +35,25 @@ def decide(ledger: Ledger, chance: random.Random, folder: Path) -> None:
 
     share = float(os.environ.get("CHAOS_DISCARDS", DISCARD_SHARE))
     found = ParkedMessage.objects.filter(state=State.PARKED).order_by("?")[:AT_ONCE]
-    rows = [row for row in found if not share or not left_alone(row.message_id)]
+    rows = [row for row in found if not share or not left_alone(name_of(row))]
     given_up = [row for row in rows if chance.random() < share]
     if given_up:
         discard(Selection.of_ids(row.pk for row in given_up), Actor.of_code("chaos"), category=DiscardCategory.TEST)
-        ledger.note_all(DISCARDED, (row.message_id for row in given_up))
+        ledger.note_all(DISCARDED, map(name_of, given_up))
     others = [row for row in rows if row not in given_up and row.queue not in {"chaos.hostile", "chaos.poison"}]
     for row in others:
         if chance.random() < MEND_SHARE:
-            (folder / "repaired" / (row.message_id or "-")).touch()
-            ledger.note(REPAIRED, row.message_id)
+            (folder / "repaired" / (name_of(row) or "-")).touch()
+            ledger.note(REPAIRED, name_of(row))
     if others:
         requeue(others, by="chaos", include=INCLUDED, confirmed_permanent=True, stop_at=None)
 
 
 INCLUDED = ("duplicates",)
+
+
+def name_of(row: "ParkedMessage") -> str:
+    return record_name(row.queue, row.message_id, bytes(row.body))
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -41,8 +41,8 @@ class Producer(Helper):
 
     def __init__(self) -> None:
         super().__init__(os.environ["CHAOS_NAME"])
-        self.earlier: deque[tuple[float, str]] = deque()
-        """Messages that may be published again, with their first publishing time."""
+        self.earlier: dict[str, deque[tuple[float, str]]] = defaultdict(deque)
+        """Messages of each queue that may be published again, with their first publishing time."""
         self._numbers: Counter[str] = Counter()
 
     def name(self, lane: Lane) -> Name:
@@ -137,9 +137,10 @@ def twice(producer: Producer, lane: Lane) -> None:
         handler_of(lane).publish({"id": name}, message_id=name)
         if producer.chance.random() < TWICE_SHARE:
             raw(lane.queue, name)
-    producer.earlier.append((time.monotonic(), name))
-    while time.monotonic() - producer.earlier[0][0] > LATER:
-        _, old = producer.earlier.popleft()
+    earlier = producer.earlier[lane.queue]
+    earlier.append((time.monotonic(), name))
+    while time.monotonic() - earlier[0][0] > LATER:
+        _, old = earlier.popleft()
         if producer.chance.random() < LATER_SHARE:
             # This message was published before; a second confirm changes no expectation.
             with suppress(pika.exceptions.AMQPError, OSError):
@@ -157,6 +158,18 @@ def raw(queue: str, name: str) -> None:
 
 
 def in_a_transaction(producer: Producer, lane: Lane) -> None:
+    """Publish in a transaction."""
+    committed(producer, lane, lambda name: handler_of(lane).publish({"id": name}, message_id=name))
+
+
+def enqueued(producer: Producer, lane: Lane) -> None:
+    """Enqueue tasks of both kinds in a transaction."""
+    from tests.chaos.project import tasks  # noqa: PLC0415 - Django must be set up first
+
+    committed(producer, lane, lambda name: producer.chance.choice((tasks.work, tasks.wait)).enqueue(name))
+
+
+def committed(producer: Producer, lane: Lane, publish: Callable[[str], object]) -> None:
     """Write a row and its message in one transaction; a commit counts as the confirm."""
     from django.db import transaction  # noqa: PLC0415 - Django must be set up first
 
@@ -169,7 +182,7 @@ def in_a_transaction(producer: Producer, lane: Lane) -> None:
     with producer.noted(*names), transaction.atomic():
         for name in names:
             Sale.objects.create(name=name)
-            handler_of(lane).publish({"id": name}, message_id=name)
+            publish(name)
         if rolled:
             raise Rollback
 
@@ -199,6 +212,8 @@ WAYS: dict[str, Callable[[Producer, Lane], None]] = {
     "hostile": from_the_corpus,
     "once": twice,
     "sale": in_a_transaction,
+    "awaited": twice,
+    "task": enqueued,
     "keyed": plainly,
     "fragile": plainly,
     "gated": plainly,

@@ -88,8 +88,9 @@ def storm(title: str, stage: Stage, weather: Weather, known: Mapping[str, Lane] 
     again = settle(stage, weather.patience) if settled is not None else None
     compared, wrong = miscounted(stage)
     report.say(f"  {compared:,} successes and attempts in the ledger were compared with /metrics")
+    survivors = [f"{actor.role.name}.{actor.pid}" for actor in stage.fleet.of("consumer")]
     last = stage.fleet.stop("consumer", "relay")
-    found = books(stage, known, historian)
+    found = books(stage, known, historian, survivors=survivors)
     found.miscounted = wrong if settled is not None else ()
     found.last, found.began_at, found.quiet_until = last, began, quiet_until
     verdict = judge(found)

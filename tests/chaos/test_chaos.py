@@ -97,6 +97,20 @@ def test_the_mariadb_lane_catches_a_handler_without_once(run: Run) -> None:
 
 
 @pytest.mark.long
+def test_the_storm_catches_tasks_acked_first_or_sent_before_the_commit_and_lost_results(run: Run) -> None:
+    code, said = run(
+        *("--only", "storm", "--minutes", "1", "--rate", "200", "--lanes", "flood,task,awaited"),
+        *("--nemeses", "kill_consumer", "--plant", "task_acked,task_at_once,no_results,not_once"),
+    )
+
+    assert code == 1, said
+    assert "BROKEN A, I1, I3: confirmed, but neither handled nor in a record: task." in said
+    assert "BROKEN I13: published from a transaction that was rolled back: task." in said
+    assert "BROKEN I23: the result of a task does not say how it ended: task." in said
+    assert "BROKEN D, I4: handled more than once with once=True: awaited." in said
+
+
+@pytest.mark.long
 def test_the_storm_catches_ignored_breakers_pauses_and_rates(run: Run) -> None:
     code, said = run(
         *("--only", "storm", "--minutes", "1.2", "--rate", "200", "--lanes", "flood,fragile,gated,metered"),

@@ -17,6 +17,7 @@ LANES = {lane.name: lane for lane in ALL}
 FLOOD = [f"flood.1.{number}" for number in range(5)]
 LINE = ["line.1.1", "line.1.2", "line.1.3"]
 KEYED = ["keyed.1.1.-.k1", "keyed.1.2.-.k2", "keyed.1.3.-.k1"]
+TASKS = ["task.1.1", "task.1.2.h", "task.1.3.h", "task.1.4", "task.1.5.x"]
 FAILED_FIRST = ["keyed.1.1.h.k1", "keyed.1.2.-.k1"]
 QUIET = 60_000
 
@@ -82,6 +83,13 @@ CORRECT = {
     "a steady rate": begun(*runs(400, every=50)),
     "a full burst": begun(*runs(151, every=1)),
     "after a fault each process may use the whole rate": begun(*runs(302, every=1, at=QUIET)),
+    "a result of each end": books(
+        *TASKS,
+        effects=[TASKS[0], TASKS[3], TASKS[4]],
+        records={TASKS[1]: Record("parked"), TASKS[2]: Record("discarded"), TASKS[4]: Record("processed")},
+        results=dict(zip(TASKS, ("SUCCESSFUL", "FAILED", "FAILED", "READY", "SUCCESSFUL"), strict=True)),
+        kept={TASKS[0]},
+    ),
     "a lane without a rate": begun(*runs(400, every=1, lane="gated")),
 }
 
@@ -127,6 +135,26 @@ VIOLATED = {
     "more than the rate of two processes after a fault": (
         begun(*runs(303, every=1, at=QUIET)),
         ("I16", "more attempts than the rate allows: metered 303 within 5000 ms from 60000, at most 302"),
+    ),
+    "a result that misses a success": (
+        books("task.1.1", effects=["task.1.1"], results={"task.1.1": "READY"}, kept={"task.1.1"}),
+        ("I23", "the result of a task does not say how it ended: task.1.1 is READY, not SUCCESSFUL"),
+    ),
+    "a result that misses a failure": (
+        books("task.1.1.h", records=parked("task.1.1.h"), results={"task.1.1.h": "READY"}),
+        ("I23", "the result of a task does not say how it ended: task.1.1.h is READY, not FAILED"),
+    ),
+    "a success that is called a failure": (
+        books("task.1.1", effects=["task.1.1"], results={"task.1.1": "FAILED"}),
+        ("I23", "the result of a task does not say how it ended: task.1.1 is FAILED, not READY or SUCCESSFUL"),
+    ),
+    "a task without a result": (
+        books("task.1.1", effects=["task.1.1"]),
+        ("I23", "the result of a task does not say how it ended: task.1.1 is none, not READY or SUCCESSFUL"),
+    ),
+    "a result of nothing": (
+        books(results={"task.1.1": "READY"}),
+        ("I23", "the result of a task that was never enqueued: task.1.1"),
     ),
     "a process that ends by itself": (books(exits=EXITS), ("I18", "exited with 0 without a stop request: a")),
     "a process that does not end well": (books(last={"a": 0, "b": 1}), ("I18", "did not exit cleanly: b with 1")),

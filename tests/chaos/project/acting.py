@@ -1,13 +1,15 @@
 """Handlers follow the plan in the message name, and write start, failure and end to the ledger."""
 
+import asyncio
 import os
+import random
 import signal
 from pathlib import Path
 from threading import Event
 
 from django_rmq_retry import Delivery
 from tests.chaos import naming
-from tests.chaos.lanes import SLOWNESS
+from tests.chaos.lanes import AWAITED, SLOWNESS
 from tests.chaos.ledger import BEGAN, DID, DOWN, FAILED, Ledger, now
 from tests.chaos.steering import Dependency
 
@@ -30,19 +32,41 @@ class Hopeless(Exception):
 
 def act(message: Delivery, *, noted: bool = False) -> None:
     """Fail, crash or wait according to the plan; without one, an attempt is noted only in counted lanes."""
-    name = message.data["id"]
+    follow(message.data["id"], message.attempt, noted=noted)
+
+
+def follow(name: str, attempt: int, *, noted: bool = False) -> None:
+    """Follow the plan of a message by its name and the number of the attempt."""
     if naming.plain(name) and not noted:
         return
-    ledger.note(BEGAN, name, message.attempt, now())
+    ledger.note(BEGAN, name, attempt, now())
     plan = naming.read(name)
     if plan.plan == naming.POISON:
         os.kill(os.getpid(), signal.SIGKILL)
     if plan.plan == naming.SLOW:
         Event().wait(SLOWNESS)
+    fail_as_planned(plan, attempt)
+
+
+async def wait_and_follow(name: str, attempt: int, *, endless: float = 0.5) -> None:
+    """Wait at random, and follow the plan; this share of the failures are waits that only a timeout ends."""
+    ledger.note(BEGAN, name, attempt, now())
+    chance, plan = random.Random(f"{name}/{attempt}"), naming.read(name)
+    await asyncio.sleep(SLOWNESS if plan.plan == naming.SLOW else chance.uniform(0, AWAITED))
+    try:
+        fail_as_planned(plan, attempt)
+    except Broken:
+        if chance.random() < endless:
+            await asyncio.Event().wait()
+        raise
+
+
+def fail_as_planned(plan: naming.Name, attempt: int) -> None:
+    name = str(plan)
     if plan.plan == naming.HOPELESS and not repaired(name):
         raise Hopeless("the account is closed")
-    if message.attempt <= plan.fails or (plan.plan == naming.STUBBORN and not repaired(name)):
-        ledger.note(FAILED, name, message.attempt, now())
+    if attempt <= plan.fails or (plan.plan == naming.STUBBORN and not repaired(name)):
+        ledger.note(FAILED, name, attempt, now())
         raise Broken("not yet")
 
 

@@ -4,11 +4,11 @@ from django.db import transaction
 from django.db.models import F
 
 from django_rmq_retry import AckFirst, Breaker, Delivery, Fixed, Queue, RetryThenPark, Steps, StopTheLine, handler
-from tests.chaos.lanes import ATTEMPTS, LINE_WAIT, METERED, WAITS, planted
+from tests.chaos.lanes import ATTEMPTS, LINE_WAIT, LONGEST, METERED, WAITS, planted
 from tests.chaos.naming import read
-from tests.chaos.project.acting import Down, Hopeless, act, did, lean
+from tests.chaos.project.acting import Down, Hopeless, act, did, lean, wait_and_follow
 from tests.chaos.project.models import Account, Booking, Effect
-from tests.chaos.project.planting import deafen, misdate
+from tests.chaos.project.planting import ack_tasks_first, deafen, forget_results, ignore_transactions, misdate
 
 steps = Steps(list(WAITS))
 patient = RetryThenPark(attempts=ATTEMPTS, backoff=steps, park_on=Hopeless)
@@ -16,6 +16,12 @@ if planted("deaf"):
     deafen()
 if planted("host_clock"):
     misdate()
+if planted("task_acked"):
+    ack_tasks_first()
+if planted("task_at_once"):
+    ignore_transactions()
+if planted("no_results"):
+    forget_results()
 breaker = Breaker(on=Down, probe_after=1, longest=4)
 careless = RetryThenPark(attempts=ATTEMPTS, backoff=steps, park_on=Hopeless, via=AckFirst())
 
@@ -64,6 +70,13 @@ def sale(message: Delivery) -> None:
 def keyed(message: Delivery) -> None:
     act(message)
     Effect.objects.create(name=message.data["id"], attempt=message.attempt)
+
+
+@handler("chaos.awaited", policy=patient, once=not planted("not_once"), timeout=LONGEST)
+async def awaited(message: Delivery) -> None:
+    """Write the effect first: a handler that is cancelled, or whose process is killed, must not leave it."""
+    await Effect.objects.acreate(name=message.data["id"], attempt=message.attempt)
+    await wait_and_follow(message.data["id"], message.attempt)
 
 
 @handler("chaos.fragile", policy=patient, breaker=None if planted("no_breaker") else breaker)
