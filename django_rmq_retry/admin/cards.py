@@ -17,7 +17,7 @@ from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import Origin, grows, has_grown, origins_of, parked_lately
-from django_rmq_retry.parked.items import groups_of_runs
+from django_rmq_retry.parked.items import LeftBehind, groups_of_runs, left_behind_lately
 from django_rmq_retry.wording import listed, minute
 
 
@@ -50,8 +50,12 @@ class Card:
     trend: Trend
     plain: str
     origins: Sequence[Origin] = ()
+    of: int = 0
+    """The parked messages of all groups."""
     run: RequeueRun | None = None
     """An active requeue run that has not sent some of its messages."""
+    left_behind: Sequence[LeftBehind] = ()
+    """What stopped requeue runs have not sent of its messages."""
     asked_for: Sequence[ApprovalRequest] = ()
     """The open requests for acts on some of its messages."""
 
@@ -89,6 +93,12 @@ class Card:
         return "" if names == {place} else _named(origin.handler for origin in self.origins)
 
     @property
+    def share(self) -> int:
+        """Return its part of all parked messages, in percent; 0 if it has all of them."""
+        here = max(self.group.parked - getattr(self.group, "held", 0), 0)
+        return round(100 * here / self.of) if here < self.of else 0
+
+    @property
     def queues(self) -> str:
         return _named(origin.queue for origin in self.origins)
 
@@ -101,10 +111,11 @@ def _named(names: Iterable[str]) -> str:
     return listed(one_short_line(name) for name in dict.fromkeys(names) if name)
 
 
-def cards_of(groups: Sequence[ErrorGroup]) -> list[Card]:
-    """Return the cards of these groups, by three additional queries, and one for each active requeue run."""
+def cards_of(groups: Sequence[ErrorGroup], *, of: int = 0) -> list[Card]:
+    """Return the cards of these groups, by four additional queries, and some for each active or stopped requeue run."""
     numbers = [group.pk for group in groups]
     trends, origins, runs = trends_of(numbers), origins_of(numbers), groups_of_runs(numbers)
+    stopped = left_behind_lately(numbers)
     asked = approvals.groups_of_requests() if settings().four_eyes else {}
     return [
         Card(
@@ -112,7 +123,9 @@ def cards_of(groups: Sequence[ErrorGroup]) -> list[Card]:
             trend=trends[group.pk],
             plain=plain_words(group),
             origins=origins[group.pk],
+            of=of,
             run=runs.get(group.pk),
+            left_behind=[one.of_group(group.pk) for one in stopped if group.pk in one.by_group],
             asked_for=asked.get(group.pk, ()),
         )
         for group in groups

@@ -1,6 +1,7 @@
 """Error groups: one row for each cause, and its notes."""
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlencode
@@ -16,22 +17,29 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin import broker_look, labels
 from django_rmq_retry.admin.cards import Card, cards_of, is_permanent, plain_words, trends_of
-from django_rmq_retry.admin.labels import IN_GROUP, LEFT_OUT
+from django_rmq_retry.admin.contents import body_of
+from django_rmq_retry.admin.labels import LEFT_OUT
 from django_rmq_retry.admin.pages import Button, Pages, edits, refusal, requires
-from django_rmq_retry.admin.timeline import activity, latest
+from django_rmq_retry.admin.timeline import activity, latest, timeline
+from django_rmq_retry.attempts.history import attempts_of
 from django_rmq_retry.markup import Count, counted
-from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, ParkedOrigin, State
+from django_rmq_retry.models import Action, Attempt, ErrorGroup, ParkedMessage, ParkedOrigin, State
 from django_rmq_retry.parked import operators
+from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.early_retries import waiting_for
 from django_rmq_retry.parked.edit_many import MOST_EDITED, too_many
 from django_rmq_retry.parked.groups import LIMITS, Origin, annotate, mute
-from django_rmq_retry.parked.items import MOST_UNSENT_COUNTED, left_behind, under_way
+from django_rmq_retry.parked.items import left_behind, under_way
 from django_rmq_retry.parked.links import group_links
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import number_in
 
 PER_PAGE = 25
 MOST_TYPES = 8
+MOST_LISTED = 10
+"""Messages on the page of their group: the list of messages has all of them."""
+MOST_EVENTS = 12
+"""Of the one message that the page of a group shows."""
 LESSER = ("parkedmessage_hold", "parkedmessage_edit_many")
 """Pages of the acts that few operators need on the page of a group."""
 
@@ -94,8 +102,9 @@ class ErrorGroupAdmin(Pages):
             title=_("Error groups"),
             cards=[
                 (card, _ready(card.group), *self._card_buttons(request, card.group))
-                for card in cards_of(list(page.object_list))
+                for card in cards_of(list(page.object_list), of=int(summary["waiting"]))
             ],
+            tells=not (refusal(request, "view") or operators.has_own_rules(request.user)),
             acts=self._acts(request),
             opens_requests=not refusal(request, "view_request"),
             page=page,
@@ -116,9 +125,11 @@ class ErrorGroupAdmin(Pages):
         parked = ParkedMessage.objects.filter(group=group.pk, state=State.PARKED).order_by("-parked_at", "-pk")
         types, origins = _shares(group)
         main = origins[0][0] if origins else Origin("", "")
-        newest = () if refusal(request, "view") else parked.defer(*LEFT_OUT)[:50]
+        newest = () if refusal(request, "view") else parked.defer(*LEFT_OUT)[:MOST_LISTED]
+        seen = [one for one in newest if not refusal(request, "view", message=one)]
+        cells = labels.cells_in_group(types=len(types), queues=len({origin.queue for origin, _count in origins}))
         buttons, menu = self._page_buttons(request, group)
-        sending = under_way(parked)
+        known = activity(request, group=group.pk)
         return self.page(
             request,
             "errorgroup/group.html",
@@ -134,19 +145,18 @@ class ErrorGroupAdmin(Pages):
             deploys=deploys,
             types=types,
             origins=[self._origin(request, group, origin, count) for origin, count in origins],
-            under_way=sending,
-            # What a later run sends now is no longer left behind.
-            left_behind=[] if sending else left_behind(parked, [group.pk]),
-            most_counted=MOST_UNSENT_COUNTED,
+            under_way=under_way(parked),
+            left_behind=left_behind(parked, [group.pk]),
             asked_for=labels.asked_for(parked),
             opens_requests=not refusal(request, "view_request"),
             waits=waiting_for(group),
             may_send=not refusal(request, "view_run", "send_waiting"),
-            rows=[
-                (one, [cell(one) for cell in IN_GROUP]) for one in newest if not refusal(request, "view", message=one)
-            ],
-            columns=[cell.short_description for cell in IN_GROUP],
-            **activity(request, group=group.pk),
+            rows=[(one, [cell(one) for cell in cells]) for one in seen],
+            columns=[cell.short_description for cell in cells],
+            **_example(request, seen),
+            # The page has the note itself.
+            last_act=next(((act, why) for act, why in known["activity"] if act.action != Action.NOTE), None),
+            **known,
         )
 
     def _by(self, request: HttpRequest, by: str) -> HttpResponse:
@@ -191,23 +201,26 @@ class ErrorGroupAdmin(Pages):
             *([editing] if edited_first else []),
             *([one_first] if ready > 1 else []),
             (_("Requeue %(count)d…") if ready > 1 else _("Requeue…"), "requeue", "requeuerun_preview", ""),
-            (_("Discard %(count)d…"), "discard", "parkedmessage_discard", ""),
             (_("Hold…"), "hold", "parkedmessage_hold", ""),
             *([editing] if own_page and edits() and not edited_first else []),
+            (_("Discard %(count)d…"), "discard", "parkedmessage_discard", ""),
         )
         buttons = [
             Button(
                 label=counted(label, count=ready),
                 address=f"{self.address(page)}?group={group.pk}{more}",
                 why=why_no_edit if verb == "bulk_edit" else refusal(request, verb, count=1 if more else ready),
-                kind="main" if own_page and place == 0 else "",
+                kind="main" if own_page and place == 0 else "danger" if verb == "discard" else "",
             )
             for place, (label, verb, page, more) in enumerate(actions)
             if ready
         ]
         if own_page:
-            address = self.address("errorgroup_note", group.pk)
-            return [*buttons, Button(label=_("Note…"), address=address, why=refusal(request, "note"))]
+            note = Button(
+                label=_("Note…"), address=self.address("errorgroup_note", group.pk), why=refusal(request, "note")
+            )
+            # A discard stays the last one.
+            return [*buttons[:-1], note, *buttons[-1:]]
         return [button for button in buttons if not button.why]
 
     def _card_buttons(self, request: HttpRequest, group: Any) -> tuple[list[Button], list[Button]]:
@@ -260,14 +273,33 @@ def _chosen(asked: str, show: str) -> QuerySet[ErrorGroup]:
 
 
 def _with_origin(groups: QuerySet[ErrorGroup]) -> QuerySet[ErrorGroup]:
-    """Add the type of the message that was parked last, and the number of messages on hold."""
+    """Add the type and the error of the message that was parked last, and the number of messages on hold."""
     last = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.PARKED).order_by("-parked_at")
     origins = ParkedOrigin.objects.filter(group=OuterRef("pk"), count__gt=0).order_by()
     waiting = origins.values("group").annotate(n=Sum("count")).values("n")
     return groups.annotate(
         type=Subquery(last.values("type")[:1]),
+        said=Subquery(last.values("error_text")[:1]),
         held=Greatest(F("parked") - Coalesce(Subquery(waiting), 0), 0),
     )
+
+
+def _example(request: HttpRequest, seen: Sequence[ParkedMessage]) -> dict[str, Any]:
+    """Return the newest message that the user may see, with its body and what happened to it; by two queries."""
+    example = ParkedMessage.objects.filter(pk=seen[0].pk).first() if seen else None
+    if example is None:
+        return {}
+    attempts = list(attempts_of(example).defer("chain", "logs")[:MOST_EVENTS])
+    for attempt in attempts:
+        # The group has a traceback.
+        attempt.chain, attempt.logs = [], ""
+    whole = not refusal(request, "view_payload", message=example)
+    return {
+        "example": example,
+        "example_name": labels.key(example),
+        "body": None if example.erased_at else body_of(contents(example).body, example.content_type, whole=whole),
+        "events": [one for one in timeline(example, attempts, (), (), ()) if one.kind != "waited"][:MOST_EVENTS],
+    }
 
 
 def _kept_back(request: HttpRequest, attempt: Attempt) -> str:

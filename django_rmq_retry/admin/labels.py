@@ -163,8 +163,11 @@ def parked(message: ParkedMessage) -> SafeString:
 
 
 CELLS: tuple[Any, ...] = (status, key, kind, failure, queue, attempts, parked)
-IN_GROUP = tuple(cell for cell in CELLS if cell is not failure)
-"""The cells of a message on the page of its group, which has the error."""
+
+
+def cells_in_group(*, types: int, queues: int) -> tuple[Any, ...]:
+    """Return the cells of a parked message on the page of its group, which has its error, and what all have alike."""
+    return (key, *([kind] if types > 1 else []), *([queue] if queues > 1 else []), attempts, parked)
 
 
 def one_short_line(text: str, most: int = LONGEST_CELL) -> str:

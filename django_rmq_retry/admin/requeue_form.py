@@ -33,7 +33,7 @@ from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.findings import RequeueReport, RequeueTerms, first_sendable, report
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.groups import grows, parked_lately
-from django_rmq_retry.parked.items import MOST_UNSENT_COUNTED, left_behind, under_way
+from django_rmq_retry.parked.items import left_behind, under_way
 from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
 from django_rmq_retry.parked.outcome_texts import decided_meanwhile
 from django_rmq_retry.parked.requeue import TYPED_FROM, start
@@ -133,7 +133,7 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
     others = [finding for finding in found.findings if finding.name != "permanent"]
     groups = _groups(selection, found)
     names = names_of([group for group, _count in groups])
-    growing, sending = _growing(groups), under_way(selection.queryset())
+    growing = _growing(groups)
     return {
         "title": alone or counted(title, count=left),
         "selection": selection,
@@ -141,10 +141,8 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
         "causes": [(group.pk, names[group.pk], count) for group, count in groups],
         **growing,
         "tests_first": form.options.canary or bool(growing["growing"]),
-        "under_way": sending,
-        # What another run sends now is no longer left behind.
-        "left_behind": [] if sending else left_behind(selection.queryset(), [group.pk for group, _count in groups]),
-        "most_counted": MOST_UNSENT_COUNTED,
+        "under_way": under_way(selection.queryset()),
+        "left_behind": left_behind(selection.queryset(), [group.pk for group, _count in groups]),
         "asked_for": labels.asked_for(selection.queryset()),
         "opens_requests": not refusal(request, "view_request"),
         "token": selection.token(),

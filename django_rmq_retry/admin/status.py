@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.db import DatabaseError
@@ -26,7 +27,7 @@ from django_rmq_retry.health.facts import MOST_RECENT, Survey, Unmigrated, surve
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import blind
 from django_rmq_retry.health.processes import queues_read
-from django_rmq_retry.health.rules import ActingPage, Problem, Severity
+from django_rmq_retry.health.rules import ActingPage, Code, Problem, Severity
 from django_rmq_retry.markup import visible
 from django_rmq_retry.models import Attempt, LiveStatus
 from django_rmq_retry.wording import number
@@ -63,6 +64,12 @@ TARGETS: Mapping[ActingPage, ButtonTarget] = {
         label=gettext_lazy("Approval requests"), page="approvalrequest_changelist", verb="view_request"
     ),
 }
+QUEUE = replace(TARGETS[ActingPage.QUEUES], label=gettext_lazy("Open the queue"))
+STOPPED_QUEUE = (Code.BREAKER_OPEN, Code.PAUSED, Code.PAUSED_LONG, Code.HALTED, Code.HALTED_LONG)
+"""The problems of one work queue, to which the page of queues is narrowed down."""
+ALL_GROUPS = replace(TARGETS[ActingPage.GROUPS], label=gettext_lazy("All error groups"))
+RUN_BESIDE = ButtonTarget(label=gettext_lazy("Open requeue run %(number)s"), page="requeuerun_change", verb="view_run")
+"""The page of a run that a problem of something else names."""
 OF_ONE: Mapping[ActingPage, ButtonTarget] = {
     ActingPage.GROUPS: ButtonTarget(label=gettext_lazy("Open the group"), page="errorgroup_change", verb="view_group"),
     ActingPage.RUN: ButtonTarget(label=gettext_lazy("Open the requeue run"), page="requeuerun_change", verb="view_run"),
@@ -85,6 +92,13 @@ class Need:
         return self.problem.severity is Severity.ERROR
 
     @property
+    def since(self) -> datetime | None:
+        """When it began, unless its sentences say for how long it has lasted."""
+        problem = self.problem
+        span = problem.values.get("span")
+        return None if span and str(span) in f"{problem.text} {problem.why}" else problem.since
+
+    @property
     def command(self) -> str:
         """The repair, if it is a command alone: other texts of the rules are not translated."""
         return self.problem.fix if not self.buttons and self.problem.fix.startswith("manage.py ") else ""
@@ -96,19 +110,21 @@ class Need:
             return cls(problem=problem)
         one = OF_ONE.get(page) if problem.subject else None
         target, where = (one, (problem.subject,)) if one else (TARGETS[page], ())
-        run, behind = problem.values.get("run"), problem.values.get("behind")
-        sending = [(OF_ONE[ActingPage.RUN], (run,))] if run else []
-        request_of = problem.values.get("request")
+        if problem.code in STOPPED_QUEUE:
+            target = replace(QUEUE, query=f"?{urlencode({'q': problem.subject})}")
+        runs: Any = problem.values.get("runs", ())
+        request_of, behind = problem.values.get("request"), problem.values.get("behind")
+        named = [(RUN_BESIDE, (run,)) for run in runs]
         asked = [(OF_ONE[ActingPage.REQUESTS], (request_of,))] if request_of else []
         # The page of the largest cause leads to no other cause.
-        others = [(TARGETS[page], ())] if one and problem.values.get("others") else []
-        shown = [(target, where), *others, *sending, *asked, *([(TARGETS[ActingPage.KEYS], ())] if behind else [])]
+        others = [(ALL_GROUPS, ())] if one and problem.values.get("others") else []
+        shown = [(target, where), *named, *others, *asked, *([(TARGETS[ActingPage.KEYS], ())] if behind else [])]
         buttons = [
             Button(
-                label=str(target.label),
+                label=str(target.label) % {"number": where[0] if where else ""},
                 address=address(target.page, *where) + target.query,
                 why=refusal(request, target.verb),
-                describes=visible(problem.subject),
+                describes="" if target is RUN_BESIDE else visible(problem.subject),
             )
             for target, where in shown
         ]
@@ -147,7 +163,7 @@ class LiveStatusAdmin(Pages):
             finds=not refusal(request, "view"),
             may_send=not refusal(request, "view_run", "send_waiting"),
             database_ms=round(known.seconds * 1000),
-            blind=blind(shown.gauged),
+            blind=_unknown_figures(shown, request) if shown.levels else "",
             **self._needs(health, request),
             counts=_counts(known, shown.levels),
             declared=bool(registry.registrations()),
@@ -199,6 +215,14 @@ class LiveStatusAdmin(Pages):
             "following": [Need.of(problem, request, self.address) for problem in following],
             "count": len(health.needs) - len(following),
         }
+
+
+def _unknown_figures(shown: broker_look.Look, request: HttpRequest) -> object:
+    """Return why figures are missing: who may change no setting reads none."""
+    why = blind(shown.gauged)
+    if not why or request.user.is_superuser:
+        return why
+    return _("Unacked messages and rates are not known here.")
 
 
 def _table(rows: Sequence[HandlerRow]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ from django_rmq_retry.ordering.keys import blocked_figures
 from django_rmq_retry.parked.approvals import open_requests_for
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.groups import growth_began
-from django_rmq_retry.parked.items import OUTCOME_LIMIT, counted_elsewhere
+from django_rmq_retry.parked.items import OUTCOME_LIMIT, LeftBehind, counted_elsewhere, left_behind_lately
 from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.publishing import outbox_rows
 
@@ -167,6 +167,8 @@ class Survey:
     """The active ones."""
     elsewhere: Mapping[int, int] = field(default_factory=dict)
     """The unsent messages of paused runs that are counted with an earlier run, or were sent or changed meanwhile."""
+    left_behind: tuple[LeftBehind, ...] = ()
+    """What lately stopped runs have not sent of what is parked, the newest run first."""
     processes: tuple[ConsumerProcess, ...] = ()
     outbox: PendingRows
     """In all databases that have an outbox."""
@@ -228,6 +230,7 @@ def survey(*, page: bool = False) -> Survey:
             for run in runs
             if run.state == RunState.PAUSED and not run.retries_of
         },
+        left_behind=tuple(left_behind_lately()),
         processes=tuple(ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_SURVEYED_PROCESSES]),
         outbox=pending or PendingRows(),
         outbox_answers=pending is not None,

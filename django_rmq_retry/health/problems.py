@@ -307,7 +307,7 @@ def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
                 **_waited(now - parked.oldest, most or PARKED_TOO_LONG),
                 "cause": _caused(survey),
                 "details": _details(survey, parked.oldest, sending),
-                "run": str(sending[-1].pk) if sending else "",
+                "runs": [str(run.pk) for run in (*sending[-1:], *(one.run for one in survey.left_behind[:1]))],
                 "request": str(survey.approvals.of_parked[0][0].pk) if survey.approvals.of_parked else "",
                 "others": survey.cause.others if survey.cause else 0,
                 "many": PARKED_TOO_MANY,
@@ -335,7 +335,11 @@ def _caused(survey: Survey) -> str:
 
 def _details(survey: Survey, oldest: datetime, sending: Sequence[RequeueRun]) -> str:
     """Return what else is known of the parked messages, each as a sentence."""
-    found = [_places(survey.cause, survey.parked.count)] if survey.cause else []
+    found = [
+        f"{one.sentence} {one.explanation}".strip().removesuffix(".") + "."
+        for one in survey.left_behind[:MOST_IN_A_TEXT]
+    ]
+    found += [_places(survey.cause, survey.parked.count)] if survey.cause else []
     found.append(_("The oldest %(span)s ago.") % {"span": span(survey.at - oldest)})
     asked = _asked_for(survey.approvals)
     return " ".join(filter(None, (*found, _sent_by(sending), *asked, _behind(survey.blocked))))
@@ -456,7 +460,7 @@ def in_blocked(blocked: BlockedCounts) -> Iterator[Problem]:
                 code=Code.BLOCKED_FULL if count >= limit else Code.BLOCKED_NEAR,
                 count=count,
                 since=blocked.oldest,
-                values={"setting": setting, "limit": limit, "where": where},
+                values={"setting": setting, "limit": number(limit), "where": where},
             )
 
 

@@ -389,7 +389,7 @@ class Code(Enum):
     )
     BLOCKED_FULL = _error(Area.PARKED)(
         line="%(count)d messages wait %(where)s, which reaches the limit %(setting)s",
-        text=_("%(messages)s %(where)s, and the limit %(setting)s is %(limit)d."),
+        text=_("%(messages)s %(where)s; the limit is %(limit)s."),
         why=_("At the limit, messages of blocked keys stay unacked and slow down their queues."),
         fix="manage.py rmq_blocked list, then resolve the message that goes first of the oldest key.",
         page=ActingPage.KEYS,

@@ -4,12 +4,15 @@ A stopped run skips its unsent items, part by part, each in a transaction of its
 anywhere.
 """
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from datetime import timedelta
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Count, Exists, F, Max, OuterRef, Q, QuerySet, Subquery
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import (
@@ -30,12 +33,15 @@ from django_rmq_retry.parked.database import locked_run, records_alias, transact
 from django_rmq_retry.parked.lease import run_of_driver
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.statements import with_one_of
+from django_rmq_retry.wording import number
 
 OUTCOME_LIMIT = timedelta(hours=1)
 """Time to wait for the outcome of a sent message; then its business key counts as failed, and its run may end."""
 MOST_UNSENT_COUNTED = 1000
 MOST_STOPPED = 20
 """The latest stopped runs among which those of a group are looked for."""
+MOST_STOPPED_ON_OPEN_PAGES = 5
+"""The same for pages that ask again every few seconds."""
 SKIPPED_AT_ONCE = 2000
 """Items that a stopped run skips in one transaction."""
 
@@ -90,36 +96,123 @@ class LeftBehind:
     by: str = ""
     """Empty if the audit log no longer has the stop."""
     reason: str = ""
+    by_group: Mapping[int, int] = field(default_factory=dict)
+    """The same number by error group, where it was asked for."""
+
+    @property
+    def sentence(self) -> str:
+        if self.count > MOST_UNSENT_COUNTED:
+            return _("Requeue run %(number)s was stopped, and many were not sent.") % {"number": self.run.pk}
+        text = ngettext(
+            "Requeue run %(number)s was stopped, %(counter)s of these not sent.",
+            "Requeue run %(number)s was stopped, %(counter)s of these not sent.",
+            self.count,
+        )
+        return text % {"number": self.run.pk, "counter": number(self.count)}
+
+    @property
+    def explanation(self) -> str:
+        """Return who stopped it, and why, as far as it is known."""
+        if not self.by:
+            return self.reason
+        text = _("By %(who)s: %(reason)s") if self.reason else _("By %(who)s.")
+        return text % {"who": self.by, "reason": self.reason}
+
+    def of_group(self, group: int) -> "LeftBehind":
+        return replace(self, count=self.by_group[group])
 
 
 def unsent_of_stopped(run: RequeueRun, *, among: QuerySet[ParkedMessage] | None = None) -> int:
     """Return how many messages a stopped run has not sent that are still parked; above a limit, one more than it.
 
-    Up to the limit they are read by their numbers: a join of both tables reads each pair of rows if the database has no
-    statistics yet, as it has not a few minutes after thousands were parked.
+    Those that an active run is to send do not count. Up to the limit they are read by their numbers: a join of both
+    tables reads each pair of rows if the database has no statistics yet, as it has not a few minutes after thousands
+    were parked.
     """
     if run.state != RunState.STOPPED or run.retries_of or not run.skipped:
         return 0
-    items = RequeueItem.objects.using(records_alias())
-    unsent = items.filter(run=run, state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED)
-    numbers = list(unsent.order_by("place").values_list("message", flat=True)[: MOST_UNSENT_COUNTED + 1])
+    numbers = _unsent(run)
     rows = ParkedMessage.objects.using(records_alias()) if among is None else among.order_by()
     parked = rows.filter(state=State.PARKED)
     if len(numbers) > MOST_UNSENT_COUNTED and (among is None or parked.exists()):
         # Some of the first ones may have been resolved since, which says nothing of those behind them.
-        return len(numbers)
-    return sum(some.count() for some in with_one_of(parked, "pk", numbers))
+        return 0 if _rest_is_taken(parked, numbers) else len(numbers)
+    return sum(some.count() for some in with_one_of(parked, "pk", _untaken(numbers)))
+
+
+def _untaken(numbers: Collection[int]) -> list[int]:
+    """Return those of these messages that no active run is to send."""
+    items = RequeueItem.objects.using(records_alias()).filter(state__in=STILL_TO_SEND, run__state__in=ACTIVE)
+    taken = {
+        one for some in with_one_of(items, "message_id", numbers) for one in some.values_list("message_id", flat=True)
+    }
+    return [one for one in numbers if one not in taken]
+
+
+def _rest_is_taken(parked: QuerySet[ParkedMessage], numbers: Collection[int]) -> bool:
+    """Return True if active runs are to send some of these messages, and all that are still parked."""
+    left = _untaken(numbers)
+    return len(left) < len(numbers) and not any(some.exists() for some in with_one_of(parked, "pk", left))
+
+
+def _unsent(run: RequeueRun) -> list[int]:
+    """Return the first messages that a stopped run has not sent: up to the limit, and one more."""
+    items = RequeueItem.objects.using(records_alias())
+    unsent = items.filter(run=run, state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED)
+    return list(unsent.order_by("place").values_list("message_id", flat=True)[: MOST_UNSENT_COUNTED + 1])
 
 
 def left_behind(rows: QuerySet[ParkedMessage], groups: Collection[int]) -> list[LeftBehind]:
     """Return what lately stopped runs have not sent of these parked messages, which are in these error groups.
 
     A run that was stopped ends on no page that somebody looks at later, and its messages look like any others: who
-    sends them without the reason of the stop may pay twice.
+    sends them without the reason of the stop may pay twice. What a later run is to send is no longer left behind.
     """
-    stopped = RequeueRun.objects.using(records_alias()).filter(state=RunState.STOPPED).order_by("-pk")[:MOST_STOPPED]
+    stopped = _lately_stopped(MOST_STOPPED)
     mine = [run for run in stopped if any(cause in groups for cause, _count in run.causes)]
-    counts = {run: count for run in mine if (count := unsent_of_stopped(run, among=rows))}
+    return _explained({run: count for run in mine if (count := unsent_of_stopped(run, among=rows))})
+
+
+def left_behind_lately(groups: Collection[int] | None = None) -> list[LeftBehind]:
+    """Return the same of all that is parked in these error groups, or in any, by group and with few queries.
+
+    Of a run that has not sent many a group has them all the same if a message of it is as old as the run: which of
+    these messages are the run's is not looked for.
+    """
+    stopped = [run for run in _lately_stopped(MOST_STOPPED_ON_OPEN_PAGES) if run.skipped and not run.retries_of]
+    causes = {cause for run in stopped for cause, _count in run.causes}
+    asked = causes if groups is None else causes.intersection(groups)
+    if not asked:
+        return []
+    found = ErrorGroup.objects.using(records_alias()).filter(pk__in=asked, parked__gt=0)
+    oldest = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.PARKED).order_by("parked_at", "pk")
+    since = dict(found.annotate(oldest=Subquery(oldest.values("parked_at")[:1])).values_list("pk", "oldest"))
+    counts = {run: counted for run in stopped if (counted := _left_in(run, since))}
+    explained = _explained({run: counted.total() for run, counted in counts.items()})
+    return [replace(one, by_group=counts[one.run]) for one in explained]
+
+
+def _left_in(run: RequeueRun, oldest: Mapping[int, datetime | None]) -> Counter[int]:
+    """Return how many messages a stopped run left parked in each of these groups, which have their oldest message."""
+    mine = {cause for cause, _count in run.causes if (since := oldest.get(cause)) and since <= run.created_at}
+    if not mine:
+        return Counter()
+    numbers = _unsent(run)
+    parked = ParkedMessage.objects.using(records_alias()).filter(state=State.PARKED, group__in=mine).order_by()
+    if len(numbers) > MOST_UNSENT_COUNTED:
+        return Counter() if _rest_is_taken(parked, numbers) else Counter(dict.fromkeys(mine, len(numbers)))
+    counted = Counter[int]()
+    for some in with_one_of(parked, "pk", _untaken(numbers)):
+        counted.update(dict(some.values_list("group").annotate(count=Count("pk"))))
+    return counted
+
+
+def _lately_stopped(most: int) -> QuerySet[RequeueRun]:
+    return RequeueRun.objects.using(records_alias()).filter(state=RunState.STOPPED).order_by("-pk")[:most]
+
+
+def _explained(counts: Mapping[RequeueRun, int]) -> list[LeftBehind]:
+    """Return these numbers of messages with who stopped the run, and why; one query."""
     if not counts:
         return []
     stops = OperatorAction.objects.using(records_alias()).filter(action=Action.STOP, run__in=[run.pk for run in counts])

@@ -378,7 +378,7 @@ def test_a_card_shows_one_button_and_has_the_others_in_a_menu(page: Client) -> N
     cards = page.get("/admin/rmq_retry/errorgroup/").context["cards"]
     labels = {card.group: [[one.label for one in some] for some in buttons] for card, _ready, *buttons in cards}
 
-    assert labels[cause] == [["Requeue one, then the others…"], ["Requeue 3…", "Discard 3…", "Hold…"]]
+    assert labels[cause] == [["Requeue one, then the others…"], ["Requeue 3…", "Hold…", "Discard 3…"]]
     assert labels[alone] == [["Requeue…"], []]
 
 

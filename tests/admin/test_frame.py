@@ -45,14 +45,14 @@ FOLDER = Path(django_rmq_retry.__file__).parent / "templates"
 TEMPLATES = sorted(str(one.relative_to(FOLDER)) for one in FOLDER.rglob("*.html"))
 
 
-def test_the_list_of_groups_takes_six_queries(page: Client) -> None:
+def test_the_list_of_groups_takes_seven_queries(page: Client) -> None:
     for number in range(30):
         made.message(made.group(title=f"Error{number}"))
     with CaptureQueriesContext(connection) as queries:
         response = page.get(GROUPS)
 
     assert response.status_code == 200
-    assert len(own_queries(queries)) <= 6, own_queries(queries)
+    assert len(own_queries(queries)) <= 7, own_queries(queries)
 
 
 def test_the_page_of_a_group_begins_with_its_run_its_age_and_its_growth(page: Client) -> None:
@@ -173,10 +173,61 @@ def test_the_page_of_a_group_shows_its_cause(page: Client) -> None:
     with CaptureQueriesContext(connection) as queries:
         text = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
 
-    assert len(own_queries(queries)) <= 9, own_queries(queries)
+    assert len(own_queries(queries)) <= 11, own_queries(queries)
     assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in text
     assert "payment.transfer 1" in text
     assert "PAY-1" in text
+
+
+def test_the_page_of_a_group_shows_its_newest_message_with_its_body_and_its_attempts(settings: Any) -> None:
+    operating(settings, MASK=["iban"])
+    cause, now = made.group(), timezone.now()
+    made.message(cause, business_key="PAY-OLD", parked_at=now - timedelta(hours=1))
+    one = made.message(cause, business_key="PAY-NEW", parked_at=now, error_text="no route to the bank")
+    for number in (4, 5):
+        made.attempt(one, number, logs="the secret log")
+    page = f"{GROUPS}{cause.pk}/change/"
+    whole = Page(client_of(made.person("lead", superuser=True)).get(page))
+    support = Page(client_of(made.person("support", "view_errorgroup", "view_parkedmessage")).get(page)).text
+    looker = Page(client_of(made.person("looker", "view_errorgroup")).get(page)).text
+
+    assert "Newest message PAY-NEW no route to the bank" in whole.text
+    assert whole.links["PAY-NEW"].endswith(f"/parkedmessage/{one.pk}/change/")
+    assert "DE89370400440532013000" in whole.text
+    assert whole.text.index("Attempt 5 failed") < whole.text.index("Attempt 4 failed")
+    assert ("12345678901234567890" in support, "DE89370400440532013000" in support) == (True, False)
+    assert "PAY-NEW" not in looker
+    assert "no route to the bank" not in looker
+
+
+def test_the_page_of_a_group_counts_only_what_there_is_and_lists_ten(page: Client) -> None:
+    cause = made.group()
+    for number in range(11):
+        made.message(cause, business_key=f"PAY-{number}", queue=f"queue{number % 2}")
+    logged(Action.HOLD, group=cause.pk, reason="the bank calls back")
+    logged(Action.NOTE, group=cause.pk, reason="a note")
+    response = page.get(f"{GROUPS}{cause.pk}/change/")
+    text = Page(response).text
+
+    assert "11 parked" in text
+    assert "waiting for outcome" not in text
+    assert re.search("Last action: Hold · [^·]+ · [^·]+ ago : the bank calls back", text)
+    assert len(response.context["rows"]) == 10
+    assert [str(one) for one in response.context["columns"]] == ["Business key", "Queue", "Attempts", "Parked"]
+
+
+def test_a_card_has_its_share_and_the_error_of_its_newest_message() -> None:
+    largest = made.group(title="BankDown")
+    for _ in range(3):
+        made.message(largest, error_text="no route to the bank")
+    made.message(made.group(title="Once"))
+    viewer = made.person("viewer", "view_errorgroup", "view_parkedmessage")
+    seen = Page(client_of(viewer).get(GROUPS)).text
+    looker = Page(client_of(made.person("looker", "view_errorgroup")).get(GROUPS)).text
+
+    assert "3 parked · 75 %" in seen
+    assert "no route to the bank" in seen
+    assert "no route to the bank" not in looker
 
 
 def test_the_page_of_a_group_lists_the_deploys_under_which_it_failed(

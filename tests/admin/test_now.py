@@ -237,8 +237,27 @@ def test_several_causes_have_a_button_to_all_of_them_beside_the_largest(page: Cl
 
     assert [(one.label, one.address) for need in needs for one in need.buttons] == [
         ("Open the group", f"{ADMIN}errorgroup/{largest.pk}/change/"),
-        ("Error groups", f"{ADMIN}errorgroup/"),
+        ("All error groups", f"{ADMIN}errorgroup/"),
     ]
+
+
+def test_the_button_of_a_stopped_queue_leads_to_that_queue(page: Client) -> None:
+    QueueControl.objects.create(queue="payments.card", paused=True, since=timezone.now(), by="ann", reason="x")
+    needs = page.get(f"{ADMIN}livestatus/").context["needs"]
+
+    assert [(one.label, one.address) for one in needs[0].buttons] == [
+        ("Open the queue", f"{ADMIN}queuecontrol/?q=payments.card")
+    ]
+
+
+def test_only_who_may_change_settings_reads_of_them(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.broker_seen(monkeypatch, *queues("transfer", ready=3), api=False)
+    viewer = client_of(made.person("viewer", "view_livestatus"))
+    told = Page(viewer.get(f"{ADMIN}livestatus/")).text
+
+    assert "MANAGEMENT_URL" in Page(page.get(f"{ADMIN}livestatus/")).text
+    assert "MANAGEMENT_URL" not in told
+    assert "Unacked messages and rates are not known here." in told
 
 
 def test_without_any_action_the_live_status_says_so(page: Client) -> None:

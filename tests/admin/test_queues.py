@@ -201,7 +201,7 @@ def test_too_many_messages_behind_one_key_are_on_the_status_page(page: Client, s
     made.blocked_key(waiting=2)
     shown = page.get(STATUS)
 
-    said = "2 messages behind one key, and the limit BLOCKED_PER_KEY is 2."
+    said = "2 messages behind one key; the limit is 2."
     assert "behind one key" not in below
     assert f"✕ {said} At the limit, messages of blocked keys stay unacked" in Page(shown).text
     assert "No problems found." not in Page(shown).text

@@ -12,12 +12,22 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import Delivery, Fixed, Message, RetryThenPark, handler
-from django_rmq_retry.admin import groups, runs
+from django_rmq_retry.admin import runs
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, RunState, State
+from django_rmq_retry.models import (
+    ItemState,
+    OperatorAction,
+    ParkedMessage,
+    RequeueItem,
+    RequeueRun,
+    RunState,
+    RunWait,
+    State,
+)
 from django_rmq_retry.parked import items, run_steering
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.topology import Role
+from django_rmq_retry.wording import minute
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page, press
@@ -367,14 +377,79 @@ def test_the_page_of_a_group_names_a_stopped_run_and_what_it_has_not_sent(page: 
 
 
 def test_a_run_that_left_many_behind_is_named_without_a_number(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (items, groups):
-        monkeypatch.setattr(module, "MOST_UNSENT_COUNTED", 1)
+    monkeypatch.setattr(items, "MOST_UNSENT_COUNTED", 1)
     cause = made.group()
     run = requeue_run([made.message(cause).pk for _ in range(2)], reason="x")
     run_steering.stop_run(run.pk, BOB, reason="wrong rate")
     shown = Page(page.get(f"/admin/rmq_retry/errorgroup/{cause.pk}/change/"))
 
+    card = Page(page.get("/admin/rmq_retry/errorgroup/"))
+    discard_messages(list(run.parts.values_list("message", flat=True)))
+    made.message(cause, parked_at=timezone.now())
+    after = Page(page.get("/admin/rmq_retry/errorgroup/")).text
+
     assert f"Requeue run {run.pk} was stopped, and many were not sent." in shown.links
+    assert f"Requeue run {run.pk} was stopped, and many were not sent." in card.links
+    # What is parked now is younger than the run.
+    assert "was stopped" not in after
+
+
+def test_cards_and_the_live_status_name_a_stopped_run_with_its_reason(page: Client) -> None:
+    cause, other = made.group(title="BankDown"), made.group(title="Once")
+    mine = [made.message(cause).pk for _ in range(3)]
+    run = requeue_run([*mine, made.message(other).pk], reason="x")
+    before = Page(page.get("/admin/rmq_retry/livestatus/")).text
+    run_steering.stop_run(run.pk, BOB, reason="some were paid by phone")
+    cards = Page(page.get("/admin/rmq_retry/errorgroup/")).text
+    live = Page(page.get("/admin/rmq_retry/livestatus/"))
+    discard_messages(mine)
+    after = Page(page.get("/admin/rmq_retry/livestatus/")).text
+
+    said = f"Requeue run {run.pk} was stopped"
+    why = f"By {BOB.name}: some were paid by phone"
+    assert said not in before
+    assert f"{said}, 3 of these not sent. {why}" in cards
+    assert f"{said}, 1 of these not sent. {why}" in cards
+    assert f"{said}, 4 of these not sent. {why}." in live.text
+    assert live.links[f"Open requeue run {run.pk}"] == f"/admin/rmq_retry/requeuerun/{run.pk}/change/"
+    assert f"{said}, 1 of these not sent. {why}." in after
+
+
+def test_a_run_that_paused_itself_is_named_with_its_cause_on_card_and_group(page: Client) -> None:
+    cause = made.group()
+    run = requeue_run([made.message(cause).pk for _ in range(2)], reason="x")
+    RequeueRun.objects.filter(pk=run.pk).update(state=RunState.PAUSED, wait=RunWait.GUARD, started_at=timezone.now())
+    card = Page(page.get("/admin/rmq_retry/errorgroup/")).text
+    group = Page(page.get(f"/admin/rmq_retry/errorgroup/{cause.pk}/change/")).text
+    live = Page(page.get("/admin/rmq_retry/livestatus/")).text
+
+    why = "More messages failed again than the requeue run allows."
+    assert f"is paused with some of these. {why}" in card
+    assert f"is paused with 2 of these. {why}" in group
+    # Nothing else says since when.
+    assert f"2 messages not sent yet. Since {minute(timezone.now())[:2]}" in live
+
+
+@pytest.mark.parametrize("most", [1000, 1])
+def test_a_later_run_hides_a_stopped_one_only_for_the_messages_that_it_sends(
+    page: Client, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """While any run had some of them, the reason of the stop was nowhere, and the others were sent without it."""
+    monkeypatch.setattr(items, "MOST_UNSENT_COUNTED", most)
+    cause = made.group()
+    mine = [made.message(cause).pk for _ in range(3)]
+    stopped = requeue_run(mine, reason="x")
+    run_steering.stop_run(stopped.pk, BOB, reason="some were paid by phone")
+    addresses = (f"errorgroup/{cause.pk}/change/", f"requeuerun/preview/?group={cause.pk}", "errorgroup/")
+    run = requeue_run(mine[:1], reason="y")
+    some = [Page(page.get(f"/admin/rmq_retry/{one}", follow=True)).text for one in addresses]
+    run_steering.stop_run(run.pk, BOB, reason="")
+    requeue_run(mine, reason="z")
+    every = [Page(page.get(f"/admin/rmq_retry/{one}", follow=True)).text for one in addresses]
+
+    said = f"Requeue run {stopped.pk} was stopped, " + ("2 of these not sent." if most > 1 else "and many")
+    assert [said in one for one in some] == [True] * 3
+    assert ["was stopped" in one for one in every] == [False] * 3
 
 
 def test_a_page_of_a_group_keeps_one_main_button_and_the_lesser_ones_in_a_menu(page: Client, settings: Any) -> None:
@@ -386,7 +461,7 @@ def test_a_page_of_a_group_keeps_one_main_button_and_the_lesser_ones_in_a_menu(p
     content = shown.content.decode()
 
     assert [one.label for one in shown.context["buttons"]] == [
-        *("Requeue one, then the others…", "Requeue 2…", "Discard 2…", "Note…")
+        *("Requeue one, then the others…", "Requeue 2…", "Note…", "Discard 2…")
     ]
     assert [one.label for one in shown.context["menu"]] == ["Hold…", "Edit 2…"]
     assert content.count('id="rmq-actions"') == 1

@@ -231,15 +231,15 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
     ({"blocked": BlockedCounts(most=799)}, []),
     (
         {"blocked": BlockedCounts(most=800)},
-        ["BLOCKED_NEAR 800 messages behind one key, and the limit BLOCKED_PER_KEY"],
+        ["BLOCKED_NEAR 800 messages behind one key; the limit is 1,000."],
     ),
     (
         {"blocked": BlockedCounts(most=1000)},
-        ["BLOCKED_FULL 1,000 messages behind one key, and the limit BLOCKED_PER_KEY"],
+        ["BLOCKED_FULL 1,000 messages behind one key; the limit is 1,000."],
     ),
     (
         {"blocked": BlockedCounts(messages=100_000)},
-        ["BLOCKED_FULL 100,000 messages behind blocked keys, and the limit BLOCK"],
+        ["BLOCKED_FULL 100,000 messages behind blocked keys; the limit is 100,000."],
     ),
 ]
 
