@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 from django_rmq_retry.errors import UndecodableBody, UnencodableData
-from django_rmq_retry.messages.codecs import SHOWN_CHARACTERS, Json
+from django_rmq_retry.messages.codecs import Json
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.properties import Properties
 
@@ -30,8 +30,9 @@ class TaskCalls(Json):
             raise UndecodableBody("it is no task: an object with task, args and kwargs", size=len(body))
         for name, kind in PARTS.items():
             if not isinstance(data[name], kind):
-                found = f"{data[name]!a:.{SHOWN_CHARACTERS}}"
-                raise UndecodableBody(f"it is no task: its {name!r} is {found}, not a {kind.__name__}", size=len(body))
+                # Not its value: an error is also read by operators who may not see bodies.
+                found = type(data[name]).__name__
+                raise UndecodableBody(f"it is no task: its {name!r} is {found}, not {kind.__name__}", size=len(body))
         return {**data, "args": _floats(data["args"]), "kwargs": _floats(data["kwargs"])}
 
     def schema(self) -> Mapping[str, object]:
