@@ -36,16 +36,17 @@ class _OneOf(Lookup):
         return f"{column} = ANY(%s)", (*params, self.rhs)
 
 
-def with_one_of(rows: "QuerySet[M]", column: str, values: Collection[Any]) -> "Iterator[QuerySet[M]]":
+def with_one_of(rows: "QuerySet[M]", column: str, values: Collection[Any], *, most: int = 0) -> "Iterator[QuerySet[M]]":
     """Yield the rows that have one of these texts or numbers, in as many queries as the database needs.
 
     PostgreSQL needs one: an array is one parameter. Each value of an IN is a parameter of its own, and for thousands
-    of them Django and the driver take several times longer than the database.
+    of them Django and the driver take several times longer than the database. Others are asked for ``most`` values at
+    once, by default ``KEYS_AT_ONCE``.
     """
     if values and connections[rows.db].vendor == "postgresql":
         yield rows.filter(_OneOf(F(column), list(values)))
     else:
-        yield from (rows.filter(**{f"{column}__in": some}) for some in in_slices(values, KEYS_AT_ONCE))
+        yield from (rows.filter(**{f"{column}__in": some}) for some in in_slices(values, most or KEYS_AT_ONCE))
 
 
 def write_first(model: type[Model], using: str) -> None:

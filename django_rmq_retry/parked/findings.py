@@ -26,7 +26,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.parked import OPEN, State
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.selection import LISTED, Selection
-from django_rmq_retry.statements import KEYS_AT_ONCE, in_slices
+from django_rmq_retry.statements import KEYS_AT_ONCE, with_one_of
 
 SHOWN_EXAMPLES = 5
 LATEST_MESSAGES = 200
@@ -305,8 +305,8 @@ def duplicates(rows: QuerySet[ParkedMessage], count: int) -> tuple[list[str], in
     most = connections[rows.db].features.max_query_params
     at_once = KEYS_AT_ONCE if most and most < 2 * MOST_SHARED else MOST_SHARED
     counts: dict[str, int] = {}
-    for some in in_slices(keys, at_once):
-        counts.update(_shared(named.filter(business_key__in=some)).values_list("business_key", "n"))
+    for some in with_one_of(named, "business_key", keys, most=at_once):
+        counts.update(_shared(some).values_list("business_key", "n"))
     return sorted(counts)[:SHOWN_EXAMPLES], sum(counts.values())
 
 
