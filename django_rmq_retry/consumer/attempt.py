@@ -23,7 +23,15 @@ from django_rmq_retry.consumer.deadlines import HUNG_FACTOR, Deadlines, HandlerA
 from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.consumer.unacked import Unacked
 from django_rmq_retry.errors import InvalidBody, NoKey, UndecodableBody, UndecodableHeaders
-from django_rmq_retry.handlers.call import HandlerOutcome, HandlerSkipped, OnceState, Unready, closed, log_left_open
+from django_rmq_retry.handlers.call import (
+    HandlerOutcome,
+    HandlerSkipped,
+    OnceState,
+    Unready,
+    alone,
+    closed,
+    log_left_open,
+)
 from django_rmq_retry.handlers.contracts import FinishedAttempt, Judged, log_failure, notify_each
 from django_rmq_retry.handlers.grouping import grouped
 from django_rmq_retry.handlers.settlement import Case, answer_to, copied_to, failed_attempts, next_hop, settlement_of
@@ -238,7 +246,7 @@ class AttemptPipeline:
         except HandlerAbandoned:
             raise
         except BaseException as raised:  # noqa: BLE001 - SystemExit of one handler must not end the worker
-            outcome = None, raised
+            outcome = None, alone(raised)
         outcome = closed(outcome, subscription.name, self._surroundings.roll_back_left_open())
         if isinstance(outcome[1], Unready):
             if subscription.gated:

@@ -94,6 +94,13 @@ def closed(outcome: HandlerOutcome, handler: str, found: Sequence[LeftOpen]) -> 
     return outcome
 
 
+def alone(error: BaseException) -> BaseException:
+    """Return the error that is alone in its group: when a task of a TaskGroup fails, policies name that error."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
 def log_left_open(whose: str, found: Sequence[LeftOpen]) -> None:
     """Log the transactions that a function around a handler has left open."""
     for left in found:

@@ -419,6 +419,48 @@ def test_an_overrule_decides(error: BaseException, kind: Kind) -> None:
     assert [note.verdict.kind for note in bench.book.notes] == [kind]
 
 
+class BankDown(Exception):
+    """The bank did not answer."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (BankDown("no answer"), Kind.RETRY),
+        (Park("ask"), Kind.PARK),
+        (Discard("sent already"), Kind.DISCARD),
+        (Retry(after=7), Kind.RETRY),
+        (KeyError("iban"), Kind.PARK),
+    ],
+)
+def test_an_error_of_one_task_in_a_task_group_is_judged_as_itself(error: Exception, kind: Kind) -> None:
+    """The group that asyncio makes of it is no BankDown, so the message was parked; Retry and Discard were no wish."""
+
+    async def ask() -> None:
+        raise error
+
+    async def charge() -> None:
+        async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as inner:
+            outer.create_task(asyncio.Event().wait())
+            inner.create_task(ask())
+
+    policy = RetryThenPark(attempts=3, backoff=Fixed(30), retry_on=BankDown)
+    bench = Bench(policy, act=lambda _: asyncio.run(charge()))
+    bench.settle()
+
+    [note] = bench.book.notes
+    assert (note.verdict.kind, note.error) == (kind, error)
+    assert note.verdict.after == {BankDown: 30, Retry: 7}.get(type(error), 0)
+
+
+def test_several_errors_of_a_task_group_stay_a_group() -> None:
+    group = ExceptionGroup("two", [BankDown("no answer"), KeyError("iban")])
+    bench = Bench(PLAIN, act=raising(group))
+    bench.settle()
+
+    assert bench.book.notes[0].error is group
+
+
 def test_undecodable_body_raised_by_a_handler_parks_the_message() -> None:
     bench = Bench(act=raising(UndecodableBody("inner", size=3)))
 
