@@ -10,7 +10,7 @@ from django_rmq_retry.arguments import TABLE, TEXT, Argument, check_seconds, che
 from django_rmq_retry.errors import ConfigurationError, DeadlineExceeded
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.call import awaited, guarded
-from django_rmq_retry.handlers.loop import handler_loop
+from django_rmq_retry.handlers.loop import AsyncFunction, handler_loop
 from django_rmq_retry.handlers.subscription import (
     Ack,
     Fingerprint,
@@ -269,25 +269,31 @@ def _registration(
 def _run_of(function: Callable[[Any], Any], name: str, timeout: float | None) -> Callable[[Delivery], object]:
     """Return the function with which a thread runs an async function in the event loop of its process.
 
-    The timeout cancels the async function in that loop. Django's async ORM runs its queries in the thread that waits
-    for it, so they use the connections that are renewed around each attempt.
+    Django's async ORM runs its queries in the thread that waits for it, so they use the connections that are renewed
+    around each attempt.
     """
-    call = awaited(function, name)
+    call = limited(awaited(function, name), name, timeout)
 
-    async def limited(message: Delivery) -> object:
+    @functools.wraps(function)
+    def run(message: Delivery) -> object:
+        return handler_loop().run(call, message, name)
+
+    return run
+
+
+def limited(function: AsyncFunction, name: str, timeout: float | None) -> AsyncFunction:
+    """Return the async function with a timeout, which cancels it in its event loop."""
+
+    async def call(message: Delivery) -> object:
         try:
             async with asyncio.timeout(timeout) as deadline:
-                return await call(message)
+                return await function(message)
         except TimeoutError as late:
             if timeout is None or not deadline.expired():
                 raise
             raise DeadlineExceeded(name, timeout) from late
 
-    @functools.wraps(function)
-    def run(message: Delivery) -> object:
-        return handler_loop().run(limited, message, name)
-
-    return run
+    return call
 
 
 def _check_queue(queue: object) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.call import guarded
-from django_rmq_retry.handlers.subscription import HandlerOptions
+from django_rmq_retry.handlers.subscription import HandlerOptions, Keys
+from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.tasks import known
 from django_rmq_retry.tasks.backend import RabbitBackend
 from django_rmq_retry.tasks.calls import CALLS
@@ -26,7 +27,8 @@ def registrations(alias: str, backend: object, params: Mapping[str, Any]) -> Ite
 
 def _registration(alias: str, sender: type, options: TaskOptions, queue: str) -> registry.Registration:
     name = handler_name(queue)
-    runner = TaskRunner(name=name, backend=alias, sender=sender, kept=options.results)
+    timeout = options.timeouts.get(queue)
+    runner = TaskRunner(name=name, backend=alias, sender=sender, kept=options.results, timeout=timeout)
     return registry.Registration(
         name=name,
         run=guarded(runner.run, name),
@@ -34,13 +36,26 @@ def _registration(alias: str, sender: type, options: TaskOptions, queue: str) ->
         policy=TaskPolicy(alias=alias, queue=options.policies.get(queue, settings().policy)),
         options=HandlerOptions(
             codec=CALLS,
-            keys=CALLS.keys,
+            keys=_keys_with(options.keys.get(queue)),
+            timeout=timeout,
             breaker=options.breakers.get(queue),
             judged=runner.judged,
         ),
         asynchronous=_all_async(alias, queue),
         module=__name__,
     )
+
+
+def _keys_with(own: Keys | None) -> Keys:
+    """Return the function for the business keys of a task: first its path and id, then those of the project."""
+    if own is None:
+        return CALLS.keys
+
+    def keys(message: Delivery) -> list[str]:
+        more = own(message)
+        return [*CALLS.keys(message), *([more] if isinstance(more, str) else more)]
+
+    return keys
 
 
 def _all_async(alias: str, queue: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from django_rmq_retry import database_clock
 from django_rmq_retry.attempts.rows import chain_of
 from django_rmq_retry.handlers.contracts import FinishedAttempt, Kept
+from django_rmq_retry.handlers.handler import limited
 from django_rmq_retry.handlers.loop import handler_loop
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.tracebacks import projects_own, trace
@@ -50,6 +51,7 @@ class TaskRunner:
     """The class of the backend, which sends the signals."""
     kept: timedelta | None
     """How long results are stored; None if they are not."""
+    timeout: float | None = None
 
     def run(self, message: Delivery) -> object:
         task = known.named(message.data["task"])
@@ -71,7 +73,7 @@ class TaskRunner:
     def _called(self, call: partial[Any], message: Delivery) -> Any:
         """Call the task; an async one in the event loop of the process, like an async handler."""
         if inspect.iscoroutinefunction(call.func):
-            return handler_loop().run(lambda _message: call(), message, self.name)
+            return handler_loop().run(limited(lambda _message: call(), self.name, self.timeout), message, self.name)
         return call()
 
     def judged(self, attempt: FinishedAttempt) -> Kept | None:

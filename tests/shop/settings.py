@@ -36,8 +36,8 @@ RMQ_RETRY = {
     "AROUND": os.environ.get("SHOP_AROUND", "").split(),
 }
 if os.environ.get("SHOP_TASKS"):
-    tasks = {"BACKEND": "django_rmq_retry.tasks.RabbitBackend", "OPTIONS": {"results": timedelta(days=7)}}
-    TASKS = {"default": tasks}
+    options = {"results": timedelta(days=7), "keys": {"default": "tests.tasks.office.keys.addressee"}}
+    TASKS = {"default": {"BACKEND": "django_rmq_retry.tasks.RabbitBackend", "OPTIONS": options}}
 if os.environ.get("SHOP_LOGS"):
     LOGGING = {
         "version": 1,

@@ -24,6 +24,8 @@ from django_rmq_retry import (
     publish,
 )
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.business_keys import readable_keys
+from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.tasks import discovery, known
 from django_rmq_retry.tasks.api import InvalidTask, TaskResultStatus, task_backends, task_finished, task_started
 from django_rmq_retry.testing import RmqTest
@@ -424,3 +426,44 @@ def test_a_queue_of_async_tasks_alone_is_worked_on_side_by_side(load: Load, monk
 
     assert registry.subscription(HANDLER).asynchronous
     assert not registry.subscription("tasks.emails").asynchronous
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("name", ["turn", "wait_forever"])
+def test_a_task_over_the_timeout_of_its_queue_is_ended_and_retried(
+    name: str, alone: bool, load: Load, rmq: RmqTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = RetryThenPark(attempts=2, backoff=Fixed(10))
+    work = load(policies={"default": policy}, timeouts={"default": 0.05})
+    task = getattr(work, name)
+    if alone:
+        monkeypatch.setattr(known, "_tasks", {task.module_path: task})
+        discovery.register()
+
+    task.enqueue()
+    rmq.drain()
+
+    assert (work.calls.count(name), work.calls.count("ended")) == (2, 2 if name == "wait_forever" else 0)
+    assert rmq.waits == [10]
+    assert rmq.parked(HANDLER).reason == (
+        "Gave up after 2 attempts: DeadlineExceeded: Handler tasks.default ran for longer than its timeout of 0.05 s"
+    )
+
+
+def customers(message: Delivery) -> str:
+    """The customer of a mail: what a project names in OPTIONS."""
+    return str(message.data["args"][0])
+
+
+@pytest.mark.parametrize("keys", [f"{__name__}.customers", customers, lambda message: [customers(message)]])
+def test_operators_find_a_task_by_its_path_its_id_and_the_keys_of_the_project(
+    keys: object, load: Load, rmq: RmqTest
+) -> None:
+    work = load(keys={"emails": keys})
+
+    result = work.mail.enqueue("CUST-7")
+    other = work.send.enqueue("CUST-8")
+
+    [mail], [sent] = rmq.published("tasks.emails"), rmq.published(HANDLER)
+    assert readable_keys(registry.subscription("tasks.emails"), mail) == ["tests.tasks.work.mail", result.id, "CUST-7"]
+    assert readable_keys(registry.subscription(HANDLER), sent) == ["tests.tasks.work.send", other.id]

@@ -30,7 +30,7 @@ def found(**tasks: Any) -> dict[str, str]:
 
 
 def test_a_right_setting_has_no_finding() -> None:
-    options = {"results": WEEK, "policies": {"emails": RetryThenPark()}, "breakers": {}}
+    options = {"results": WEEK, "policies": {"emails": RetryThenPark()}, "breakers": {}, "timeouts": {"emails": 15}}
 
     assert found(default={"BACKEND": BACKEND, "QUEUES": ["default", "emails"], "OPTIONS": options}) == {}
     assert found(default={"BACKEND": BACKEND}) == {}
@@ -63,6 +63,12 @@ def test_a_right_setting_has_no_finding() -> None:
             {"OPTIONS": {"policies": {"default": f"{__name__}.NOT_A_POLICY"}}},
             "['default'] takes RetryThenPark() or another policy",
         ),
+        ({"OPTIONS": {"keys": {"default": 5}}}, "['keys']['default'] takes a function or another callable, or "),
+        ({"OPTIONS": {"keys": {"default": "no.such.key"}}}, "names 'no.such.key', which cannot be imported"),
+        ({"OPTIONS": {"timeouts": 15}}, "['timeouts'] takes a dict such as {'default': 15}"),
+        ({"OPTIONS": {"timeouts": {"mail": 15}}}, "names the queue 'mail', which is not in QUEUES"),
+        ({"OPTIONS": {"timeouts": {"default": 0}}}, "['default'] takes seconds above 0 and up to ten years, not 0"),
+        ({"OPTIONS": {"timeouts": {"default": WEEK}}}, "['default'] takes seconds, not a timedelta"),
         ({"OPTIONS": {"breakers": {"default": True}}}, "['default'] takes Breaker(on=MailDown) or another breaker"),
     ],
 )

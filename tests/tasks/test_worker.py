@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.models import ParkedMessage, StoredResult
 from tests.shop.running import Shop
 from tests.tooling.filled import ALIAS, Own
 from tests.tooling.waiting import wait_until
@@ -47,7 +47,7 @@ def test_a_killed_worker_loses_no_task_and_no_result(office: Shop) -> None:
     assert python(office, f"print(double.get_result({name!r}).return_value)") == "42"
 
 
-def test_a_task_that_failed_succeeds_after_its_requeue(office: Shop) -> None:
+def test_a_task_that_failed_succeeds_after_its_requeue_and_can_be_erased(office: Shop) -> None:
     name = python(
         office, "from django.db import transaction\nwith transaction.atomic():\n    print(mail.enqueue('a@b.c').id)"
     )
@@ -66,3 +66,7 @@ def test_a_task_that_failed_succeeds_after_its_requeue(office: Shop) -> None:
         wait_until(lambda: status(office, "mail", name) == "SUCCESSFUL 3 2", timeout=30, what="the result")
 
     assert office.noted() == ["mail a@b.c"] * 3
+    erased = office.run("rmq_parked", "erase", "--key", "a@b.c", "--reason", "request 12", "--yes")
+    assert (erased.returncode, "1 message" in erased.stdout) == (0, True), erased.stdout + erased.stderr
+    parked.refresh_from_db()
+    assert (bytes(parked.body), StoredResult.objects.using(ALIAS).filter(pk=name).exists()) == (b"", False)

@@ -67,6 +67,22 @@ def return_a_set() -> set[int]:
     return {1}
 
 
+@task
+def turn() -> None:
+    calls.append("turn")
+    while True:
+        pass
+
+
+@task
+async def wait_forever() -> None:
+    calls.append("wait_forever")
+    try:
+        await asyncio.Event().wait()
+    finally:
+        calls.append("ended")
+
+
 @task(queue_name="emails")
 def mail(to: str) -> None:
     calls.append(to)
