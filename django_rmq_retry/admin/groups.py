@@ -184,8 +184,8 @@ class ErrorGroupAdmin(Pages):
         """Return the actions that the user may do on all ticked groups together: label and address of each."""
         acts = (
             (_("Requeue the ticked…"), "requeue", "requeuerun_preview"),
-            (_("Discard the ticked…"), "discard", "parkedmessage_discard"),
             (_("Hold the ticked…"), "hold", "parkedmessage_hold"),
+            (_("Discard the ticked…"), "discard", "parkedmessage_discard"),
         )
         return [(label, self.address(page)) for label, verb, page in acts if not refusal(request, verb)]
 
