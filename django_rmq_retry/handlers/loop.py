@@ -384,7 +384,8 @@ class HandlerLoop:
         self._coroutines[thread] = asyncio.current_task(), coroutine
         try:
             return await coroutine
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, Exception):
+            # A handler that is cancelled may answer with an error of its own, such as of a client that is closed.
             if self._ending:
                 raise LoopEnded(f"Handler {handler} was cancelled, because its process stops.") from None
             raise

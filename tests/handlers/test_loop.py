@@ -199,7 +199,9 @@ def test_a_handler_called_from_its_own_loop_is_an_error_and_no_deadlock(running:
         running.run(act)
 
 
-def test_a_closed_loop_cancels_handlers_and_counts_no_attempt() -> None:
+@pytest.mark.parametrize("error", [None, ConnectionError("closed"), ExceptionGroup("two", [ConnectionError("closed")])])
+def test_a_closed_loop_cancels_handlers_and_counts_no_attempt(error: Exception | None) -> None:
+    """Also if a handler answers with an error of its own: the history had a failed attempt, and a retry, of none."""
     running, begun, notes = Running(), threading.Event(), list[str]()
 
     async def act(_: Delivery) -> None:
@@ -208,6 +210,8 @@ def test_a_closed_loop_cancels_handlers_and_counts_no_attempt() -> None:
             await asyncio.Event().wait()
         finally:
             notes.append("tidied up")
+            if error is not None:
+                raise error
 
     waiting = running.begin(act)
     assert begun.wait(PATIENCE)
