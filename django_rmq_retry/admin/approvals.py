@@ -89,6 +89,8 @@ class ApprovalRequestAdmin(Pages):
     @requires("view_request", "approve")
     def approve_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         known = _found(pk)
+        if "look" in request.POST:
+            return self._shown(request, known)
         left = _left_out(request, known)
         wrong = left.unchecked or number_mistyped(_number_to_type(known), request.POST.get("typed", ""))
         if wrong:
@@ -115,10 +117,10 @@ class ApprovalRequestAdmin(Pages):
         if why:
             return self.refused(request, why)
         try:
-            known = approvals.reject(pk, Actor.of_request(request), reason=request.POST.get("reason", ""))
+            known = approvals.reject(pk, Actor.of_request(request), reason=request.POST.get("remark", ""))
             messages.success(request, _("%(request)s is rejected. Nothing was done.") % {"request": known})
         except Refused as refused:
-            messages.warning(request, str(refused))
+            return self._shown(request, _found(pk), wrong=str(refused))
         return HttpResponseRedirect(self.address("approvalrequest_change", pk))
 
     def _back(self, request: HttpRequest, known: ApprovalRequest) -> HttpResponse:

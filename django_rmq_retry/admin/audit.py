@@ -222,13 +222,16 @@ class OperatorActionAdmin(Pages):
         ranges = str(action.details.get(MESSAGES, ""))
         # A row of other software may hold anything.
         records = self._records(ranges) if RANGES.fullmatch(ranges) else ""
+        version = action.details.get("version") if action.action == Action.EDIT and action.message is not None else None
+        said = _said(action) | ({MESSAGES} if records else set()) | ({"version"} if version else set())
         title = _("%(action)s by %(name)s") % {"action": action.get_action_display(), "name": action.who}
         return self.page(
             request,
             "operatoraction/action.html",
             title=title,
             action=action,
-            facts=list(facts_in_words(action, without=_said(action) | ({MESSAGES} if records else set()))),
+            facts=list(facts_in_words(action, without=said)),
+            version=version,
             records=records,
             unmatched=unmatched[:MOST_KEYS_NAMED],
             more_unmatched=len(unmatched) > MOST_KEYS_NAMED,

@@ -166,6 +166,7 @@ class QueueControlAdmin(Pages):
             look=seen,
             as_of=known.at if known.levels and not current else None,
             finds=not refusal(request, "view"),
+            unacked=any(one.unacked is not None for one in known.levels),
             rows=[
                 QueueRow.of(
                     one.queue,

@@ -26,6 +26,7 @@ from django_rmq_retry.admin.run_state import run_badge, run_outcome, waits_for_b
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.health.processes import any_alive
 from django_rmq_retry.markup import NOTHING, counted, time_minute, time_span
+from django_rmq_retry.markup import name as breakable
 from django_rmq_retry.models import (
     Action,
     EarlyRetry,
@@ -83,8 +84,10 @@ class RequeueRunAdmin(Pages):
     change_list_template = "admin/rmq_retry/requeuerun/list.html"
 
     name = admin.display(description=pgettext_lazy("one requeue", "Run"))(lambda _self, run: run.pk)
-    status = admin.display(description=gettext_lazy("State"))(lambda _self, run: badge_of(run))
-    what = admin.display(description=gettext_lazy("Messages"))(lambda _self, run: labelled(_("Messages"), run.what))
+    status = admin.display(description=gettext_lazy("State"))(lambda _self, run: _state(run))
+    what = admin.display(description=gettext_lazy("Messages"))(
+        lambda _self, run: labelled(_("Messages"), breakable(run.what))
+    )
     why = admin.display(description=gettext_lazy("Reason"))(
         lambda _self, run: labelled(_("Reason"), cut_line(run.reason) if run.reason else NOTHING)
     )
@@ -168,6 +171,7 @@ class RequeueRunAdmin(Pages):
             state=run_outcome(run, unreachable=away)[1],
             # What a stopped run did not send is no progress of it.
             done=run.sent + run.unconfirmed + (0 if run.state == RunState.STOPPED else run.skipped),
+            first=_first_processed(run),
             pace=measured_rate(run),
             left=None if away or unattended else seconds_left(run),
             guard=_guard(run),
@@ -215,6 +219,18 @@ def _is_over(run: RequeueRun, now: datetime) -> bool:
 def badge_of(run: RequeueRun, seen: broker_look.Look | None = None) -> SafeString:
     """Return the badge of a run, with what this process knows of the broker."""
     return run_badge(run, unreachable=waits_for_broker(run, seen or broker_look.glimpse()))
+
+
+def _first_processed(run: RequeueRun) -> RequeueItem | EarlyRetry | None:
+    """Return the message for whose outcome the rest has waited; None if it still waits, or never had to.
+
+    The first to be sent has the first place, but an earlier one may have failed or waited for its business key.
+    """
+    if not run.canary or run.awaits_canary:
+        return None
+    place = "pk" if run.retries_of else "place"
+    done = run.parts.filter(state=ItemState.PROCESSED, ended_at__isnull=False).order_by(place)[:MIN_OUTCOMES]
+    return min(done, key=lambda one: one.ended_at, default=None)
 
 
 def _seen(request: HttpRequest, items: QuerySet[RequeueItem] | list[RequeueItem]) -> list[RequeueItem]:
@@ -295,6 +311,13 @@ def _what(run: RequeueRun, causes: Sequence[tuple[int, str, int]]) -> str:
 
 def _took(run: RequeueRun) -> float | None:
     return (run.finished_at - run.started_at).total_seconds() if run.started_at and run.finished_at else None
+
+
+def _state(run: RequeueRun) -> SafeString:
+    """Return the badge of a run, and why it stands: the reason of its start does not tell that."""
+    if run.state not in (RunState.PAUSED, RunState.STOPPED) or not run.explanation:
+        return badge_of(run)
+    return format_html('{} <span class="rmq-quiet rmq-stood">{}</span>', badge_of(run), cut_line(run.explanation))
 
 
 def _ended(run: RequeueRun) -> SafeString | str:

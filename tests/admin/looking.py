@@ -1,6 +1,6 @@
 """Reads pages as people do: their forms, their buttons, their words."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -22,6 +22,8 @@ class Form:
     values: dict[str, Any] = field(default_factory=dict)
     buttons: list[tuple[str, str, str]] = field(default_factory=list)
     """Name, value and words of each that can be pressed."""
+    elsewhere: dict[str, str] = field(default_factory=dict)
+    """The addresses of buttons that lead elsewhere than the form, by their words."""
 
 
 class Page(HTMLParser):
@@ -47,7 +49,8 @@ class Page(HTMLParser):
         for form in self.forms:
             for name, value, said in form.buttons:
                 if said.startswith(words):
-                    return form, {**form.values, **({name: value} if name else {})}
+                    values = {**form.values, **({name: value} if name else {})}
+                    return replace(form, action=form.elsewhere.get(said, form.action)), values
         raise AssertionError(f"no button says {words!r}: {[one.buttons for one in self.forms]}")
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -90,6 +93,8 @@ class Page(HTMLParser):
             self._form.values[given.get("name", "")] = "".join(words).removeprefix("\n")
         elif tag == "button" and self._form is not None and "disabled" not in given:
             self._form.buttons.append((given.get("name", ""), given.get("value", ""), said))
+            if "formaction" in given:
+                self._form.elsewhere[said] = given["formaction"]
         self._open = None
 
 

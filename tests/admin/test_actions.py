@@ -585,6 +585,28 @@ def test_audit_facts_are_shown_in_words(page: Client) -> None:
     assert f"Until {until:%Y-%m-%d %H:%M:%S} of_tomorrow 1 Seal" in text
 
 
+def test_the_act_of_an_edit_leads_to_the_message_and_both_its_versions(page: Client) -> None:
+    one = made.message(business_key="PAY-1")
+    act = logged(Action.EDIT, Actor.of_code("test"), message=one.pk, subject="PAY-1", facts={"version": 2})
+    shown = Page(page.get(f"/admin/rmq_retry/operatoraction/{act.pk}/change/"))
+    now = Page(page.get("/admin/rmq_retry/livestatus/"))
+
+    assert "Version 2 · show the edited version · show the original" in shown.text
+    assert shown.links["show the original"] == f"{address_of(one)}?version=1"
+    assert shown.links["show the edited version"] == address_of(one)
+    assert f"/admin/rmq_retry/operatoraction/{act.pk}/change/" in now.links.values()
+    assert "Edit · PAY-1" in now.text
+
+
+def test_an_empty_outbox_has_no_search_field(page: Client) -> None:
+    empty = page.get("/admin/rmq_retry/outboxmessage/").content.decode()
+    nothing = page.get("/admin/rmq_retry/outboxmessage/?q=m-1").content.decode()
+    made.outgoing()
+    some = page.get("/admin/rmq_retry/outboxmessage/").content.decode()
+
+    assert ['id="searchbar"' in one for one in (empty, nothing, some)] == [False, True, True]
+
+
 def test_each_fact_that_the_package_writes_has_a_name() -> None:
     sources = [path.read_text() for path in Path(parked.__file__).parent.glob("*.py")]
     logging = "\n".join(source for source in sources if "log_action(" in source)

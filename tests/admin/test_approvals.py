@@ -217,11 +217,25 @@ def test_the_page_before_says_that_a_second_person_is_needed(asking: Asking, ann
 
 
 @each_act
+def test_the_enter_key_in_the_remark_neither_approves_nor_rejects(asking: Asking, ann: User, bob: User) -> None:
+    asked = asking(client_of(ann))
+    second = client_of(bob)
+    shown = second.get(asked)
+    form = next(form for form in Page(shown).forms if "approve" in form.action)
+    name, value, _words = form.buttons[0]
+    again = second.post(form.action, {**form.values, name: value, "remark": "not yet"})
+
+    assert [len([form for form in Page(shown).forms if "approvalrequest" in form.action])] == [1]
+    assert 'value="not yet"' in again.content.decode()
+    assert ApprovalRequest.objects.get().state == "waiting"
+
+
+@each_act
 def test_a_second_person_rejects_with_a_reason(asking: Asking, ann: User, bob: User) -> None:
     asked = asking(client_of(ann))
     second = client_of(bob)
-    refused = press(second, second.get(asked), "Reject", reason=" ")
-    rejected = press(second, second.get(asked), "Reject", reason="paid already")
+    refused = press(second, second.get(asked), "Reject", remark=" ")
+    rejected = press(second, second.get(asked), "Reject", remark="paid already")
     page = Page(client_of(ann).get(asked))
     late = second.post(f"{REQUESTS}{ApprovalRequest.objects.get().pk}/approve/")
 
@@ -237,7 +251,7 @@ def test_an_own_request_cannot_be_approved_by_its_address_either(ann: User, page
     for user, client in ((ann, client_of(ann)), (lead, page)):
         asked = discarding(client)
         answer = client.post(asked.replace("change", "approve"))
-        withdrawn = press(client, client.get(asked), "Withdraw", reason="wrong ones")
+        withdrawn = press(client, client.get(asked), "Withdraw", remark="wrong ones")
 
         assert (answer.status_code, "You asked for this yourself." in Page(answer).text) == (403, True)
         assert (withdrawn.status_code, ApprovalRequest.objects.latest("pk").decided_by) == (200, user.username)
@@ -301,7 +315,7 @@ def test_hostile_texts_are_shown_inert(asking: Asking, ann: User, bob: User, mon
     ApprovalRequest.objects.update(by=HOSTILE.replace("\0", ""))
     second = client_of(bob)
     shown = [second.get(asked).content.decode(), second.get(REQUESTS).content.decode()]
-    rejected = second.post(asked.replace("change", "reject"), {"reason": HOSTILE})
+    rejected = second.post(asked.replace("change", "reject"), {"remark": HOSTILE})
     shown += [second.get(asked).content.decode(), second.get(REQUESTS).content.decode()]
 
     assert (rejected.status_code, ApprovalRequest.objects.get().state) == (302, "rejected")
@@ -336,7 +350,7 @@ def test_the_page_of_a_message_names_the_request_that_waits(asking: Asking, ann:
     second = client_of(bob)
     page = Page(second.get(f"{ADMIN}parkedmessage/{one.pk}/change/"))
     unasked = Page(second.get(f"{ADMIN}parkedmessage/{made.message().pk}/change/")).text
-    press(second, second.get(asked), "Reject", reason="paid already")
+    press(second, second.get(asked), "Reject", remark="paid already")
     later = Page(second.get(f"{ADMIN}parkedmessage/{one.pk}/change/")).text
 
     assert "ann asked a second person, " in page.text

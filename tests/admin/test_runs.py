@@ -285,6 +285,28 @@ def test_messages_that_another_run_had_sent_are_not_said_to_have_changed(page: C
     assert "3 GatewayTimeout · bank.gateway:post" in text
 
 
+def test_a_run_that_sent_one_first_says_when_that_one_was_processed(page: Client) -> None:
+    run = run_of(canary=True, wait=RunWait.CANARY_WAITS, started_at=timezone.now(), sent=1)
+    at = timezone.now() - timedelta(minutes=3)
+    for place, (state, ended) in enumerate([("failed", at), ("processed", at), ("processed", timezone.now())], start=1):
+        item = {"run": run, "message": made.message(), "place": place, "revision": 1, "state": state}
+        RequeueItem.objects.create(**item, ended_at=ended, sent_at=ended)
+    before, after = shown(page, run), shown(page, updated(run, processed=2, sent=3, wait=""))
+    plain = shown(page, updated(run, canary=False))
+
+    assert "The first one was processed" not in before + plain
+    assert f"The first one was processed at {timezone.localtime(at):%Y-%m-%d %H:%M:%S} ; the others follow." in after
+
+
+def test_the_list_of_runs_says_why_a_run_stands(page: Client) -> None:
+    run_of(state=RunState.STOPPED, reason="INC-553", note="the bank is down again")
+    run_of(state=RunState.PAUSED, wait=RunWait.GUARD)
+    text = Page(page.get(RUNS)).text
+
+    assert "Stopped the bank is down again" in text
+    assert "Paused More messages failed again than the requeue run allows." in text
+
+
 def test_the_list_of_runs_says_what_was_handled_twice_and_a_page_no_zero(page: Client) -> None:
     run = run_of(state="finished", sent=30, processed=30, handled_twice=20)
     plain = run_of(state="finished", sent=30, processed=30, unconfirmed=2)
