@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from django_rmq_retry.errors import ConfigurationError
@@ -80,6 +80,30 @@ def check_seconds(what: str, value: object) -> None:
         raise ConfigurationError(f"{what} takes seconds, not a timedelta. Pass its .total_seconds().")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= LONGEST_WAIT_SECONDS:
         raise ConfigurationError(f"{what} takes seconds above 0 and up to ten years, not {value!r}.")
+
+
+def check_wait(span_option: str, span: object, moment_option: str, moment: object) -> None:
+    """Raise for a wait that is neither a span of time nor a moment, or both. None stands for what is not given."""
+    if span is not None and moment is not None:
+        raise ConfigurationError(f"Pass {span_option} or {moment_option}, not both.")
+    if moment is not None and not (isinstance(moment, datetime) and moment.tzinfo is not None):
+        raise ConfigurationError(
+            f"{moment_option} takes a datetime with a time zone, such as timezone.now() + timedelta(hours=1), "
+            f"not {moment!r:.60}. For a span of time use {span_option}."
+        )
+    seconds = span.total_seconds() if isinstance(span, timedelta) else span
+    if seconds is not None and not (_is_number(seconds) and 0 <= seconds <= LONGEST_WAIT_SECONDS):  # type: ignore[operator]
+        raise ConfigurationError(
+            f"{span_option} takes seconds from 0 to ten years, or a timedelta such as timedelta(minutes=10), "
+            f"not {span!r:.60}."
+        )
+
+
+def seconds_of_wait(span: float | timedelta | None, moment: datetime | None, now: float) -> float:
+    """Return the seconds of a wait from ``now``, in seconds since 1970; 0 for a moment that is past."""
+    if moment is not None:
+        return max(moment.timestamp() - now, 0.0)
+    return span.total_seconds() if isinstance(span, timedelta) else span or 0.0
 
 
 def per_second(rate: object) -> float:

@@ -4,12 +4,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from django.test import override_settings
+from django.utils import timezone
 
 from django_rmq_retry import (
     AckFirst,
@@ -294,6 +296,15 @@ def test_endless_retries_without_a_delay_raise_an_error(rmq: RmqTest, made: Made
 
     with pytest.raises(NeverQuiet, match="1000 times in 0 s"):
         rmq.advance(1)
+
+
+def test_a_retry_with_a_moment_waits_until_then(rmq: RmqTest, made: Made, bank: Bank) -> None:
+    charge = made(RetryThenPark(attempts=3, backoff=Fixed(60)))
+    bank.down, bank.error = 2, Retry(at=timezone.now() + timedelta(hours=1))
+    charge.publish({"payment": 7})
+
+    assert rmq.drain() == 3
+    assert [3000 < wait <= 3600 for wait in rmq.waits] == [True, True]
 
 
 def test_a_policy_may_have_150_attempts(rmq: RmqTest, made: Made, bank: Bank) -> None:

@@ -12,6 +12,7 @@ and exceptional ways share: ``_settle_by``, which makes a settlement of a verdic
 
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -286,7 +287,9 @@ class AttemptPipeline:
             return park(Reason.PERMANENT, str(error), ErrorNote.of(error.__cause__ or error))
         since = stamp_of(delivery).since
         age = max(0.0, (self._surroundings.now_ms() - since) / 1000) if since else 0.0
-        failure = Failure(delivery=delivery, error=error, chance=self._surroundings.chance(), age=age)
+        # Not the surroundings' clock, which the test kit moves: a handler makes its Retry(at=…) from the real time.
+        now = time.time()
+        failure = Failure(delivery=delivery, error=error, chance=self._surroundings.chance(), age=age, now=now)
         broken: BaseException
         try:
             with forks.ending():

@@ -40,6 +40,8 @@ class Failure:
     """A number in [0, 1) for jitter."""
     age: float = 0.0
     """Seconds since the first attempt of this message failed."""
+    now: float = 0.0
+    """The time of the failure, in seconds since 1970."""
 
     @property
     def attempt(self) -> int:
@@ -248,8 +250,8 @@ def _matches(error: BaseException, kinds: Errors) -> bool:
 def _delay(failure: Failure, backoff: Backoff, via: Carrier) -> float:
     """Return the wait that a Retry asks for, unless the carrier sets its own pace; else that of the back-off."""
     error = failure.error
-    if isinstance(error, Retry) and error.after is not None and via.pace is None:
-        return min(error.after, LONGEST_WAIT_SECONDS)
+    if isinstance(error, Retry) and via.pace is None and (wait := error.wait(failure.now)) is not None:
+        return min(wait, LONGEST_WAIT_SECONDS)
     return backoff.delay(failure.attempt, failure.chance)
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 
-from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS
+from django_rmq_retry.arguments import check_wait, seconds_of_wait
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.messages.texts import ErrorNote, short
@@ -84,16 +84,23 @@ class Overrule(Exception):
 
 
 class Retry(Overrule):
-    """Try again, after the given number of seconds or by the policy's back-off: ``raise Retry(after=30)``."""
+    """Try again: ``Retry(after=30)`` in 30 seconds, ``Retry(at=moment)`` then, ``Retry()`` by the policy's back-off.
+
+    ``after`` takes seconds or a timedelta, ``at`` a datetime with a time zone.
+    """
 
     after: float | None = None
+    at: datetime | None = None
 
-    def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
-        seconds: object = after.total_seconds() if isinstance(after, timedelta) else after
-        if seconds is not None and not (isinstance(seconds, (int, float)) and 0 <= seconds <= LONGEST_WAIT_SECONDS):
-            raise ValueError(f"Retry(after=…) takes seconds from 0 to ten years, or a timedelta, not {after!r}.")
+    def __init__(self, reason: str = "", *, after: float | timedelta | None = None, at: datetime | None = None) -> None:
+        check_wait("Retry(after=…)", after, "Retry(at=…)", at)
         super().__init__(reason)
-        self.after = seconds
+        self.after = None if after is None else seconds_of_wait(after, None, 0.0)
+        self.at = at
+
+    def wait(self, now: float) -> float | None:
+        """Return the seconds to wait from ``now``, in seconds since 1970; None to wait for the policy's back-off."""
+        return None if self.after is None and self.at is None else seconds_of_wait(self.after, self.at, now)
 
 
 class Park(Overrule):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django_rmq_retry.amqp.frames import MOST_HEADER_BYTES
-from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS, check_seconds
+from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS, check_seconds, check_wait, seconds_of_wait
 from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge
 from django_rmq_retry.messages.codecs import ENCODINGS, Codec, Json, untyped
 from django_rmq_retry.messages.header_names import BROKERS_OWN, PREFIX
@@ -69,7 +69,7 @@ class PublishOptions:
             check_seconds("expiration=…", self.expiration)
         if self.timestamp is not None:
             seconds_of(self.timestamp)
-        _check_wait(self.delay, self.at)
+        check_wait("delay=…", self.delay, "at=…", self.at)
         if self.reply_to == DIRECT:
             raise ConfigurationError(
                 f"reply_to={DIRECT!r} works only for the connection that reads the answer. Use call(…)."
@@ -77,30 +77,15 @@ class PublishOptions:
 
     def wait(self, now: float) -> float:
         """Return the seconds after which the message may be delivered, counted from ``now`` in seconds since 1970."""
-        if self.at is not None:
-            seconds = self.at.timestamp() - now
-            if seconds > LONGEST_WAIT_SECONDS:
-                raise ConfigurationError(f"at=… takes a time within the next ten years, not {self.at}.")
-            return max(seconds, 0.0)
-        return self.delay.total_seconds() if isinstance(self.delay, timedelta) else self.delay or 0.0
+        seconds = seconds_of_wait(self.delay, self.at, now)
+        if seconds > LONGEST_WAIT_SECONDS:
+            raise ConfigurationError(f"at=… takes a time within the next ten years, not {self.at}.")
+        return seconds
 
     @property
     def waits(self) -> str:
         """The option that delays the message; empty if none does."""
         return "at" if self.at is not None else "delay" if self.delay else ""
-
-
-def _check_wait(delay: object, at: object) -> None:
-    if delay is not None and at is not None:
-        raise ConfigurationError("A message takes delay=… or at=…, not both.")
-    if at is not None and not (isinstance(at, datetime) and at.tzinfo is not None):
-        raise ConfigurationError(
-            "at=… takes a datetime with a time zone, such as timezone.now() + timedelta(hours=1), "
-            f"not {at!r:.60}. For a span of time use delay=…."
-        )
-    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    if seconds not in (None, 0):
-        check_seconds("delay=…", seconds)
 
 
 def _check_headers(headers: Mapping[str, object] | None) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -43,8 +44,8 @@ FAST = RetryThenPark(attempts=5, backoff=Exponential(10, factor=3))
 EVERY_POLICY: list[Policy] = [FAST, StopTheLine(), OneShot(), OneShot(park=True)]
 
 
-def judged(policy: Policy, error: BaseException, attempt: int = 1, *, chance: float = 0.0, age: float = 0.0) -> Verdict:
-    return policy.judge(Failure(delivery=delivery(attempt=attempt), error=error, chance=chance, age=age))
+def judged(policy: Policy, error: BaseException, attempt: int = 1, **facts: float) -> Verdict:
+    return policy.judge(Failure(delivery=delivery(attempt=attempt), error=error, **facts))
 
 
 def caused(error: BaseException, cause: BaseException) -> BaseException:
@@ -211,10 +212,16 @@ class TestOverrules:
 
         assert judged(FAST, Busy()).after == 315_360_000
 
+    def test_a_retry_with_a_moment_waits_until_then_and_ten_years_at_most(self) -> None:
+        assert judged(FAST, Retry(at=datetime.fromtimestamp(1090, UTC)), now=1000).after == 90
+        assert judged(FAST, Retry(at=datetime.fromtimestamp(910, UTC)), now=1000).after == 0
+        assert judged(FAST, Retry(at=datetime.max.replace(tzinfo=UTC)), now=1000).after == 315_360_000
+
     def test_a_carrier_with_a_fixed_wait_ignores_retry_after(self) -> None:
         policy = RetryThenPark(via=DeadLetter(exchange="retry", queue="wait", after=30))
 
         assert judged(policy, Retry(after=5)).after == 30
+        assert judged(policy, Retry(at=datetime.max.replace(tzinfo=UTC))).after == 30
 
     @pytest.mark.parametrize("policy", EVERY_POLICY, ids=named)
     def test_a_handler_may_park_under_every_policy(self, policy: Policy) -> None:

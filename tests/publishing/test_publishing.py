@@ -348,8 +348,11 @@ def test_a_time_that_is_past_delays_nothing() -> None:
         ({"at": 60}, "not 60. For a span of time use delay=…."),
         ({"at": timedelta(hours=1)}, "For a span of time use delay=…."),
         ({"at": datetime(9999, 1, 1, tzinfo=UTC)}, "at=… takes a time within the next ten years"),
-        ({"at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 5}, "A message takes delay=… or at=…, not both."),
-        ({"delay": timedelta(days=-1)}, "delay=… takes seconds above 0 and up to ten years, not -86400.0."),
+        ({"at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 5}, "Pass delay=… or at=…, not both."),
+        (
+            {"delay": timedelta(days=-1)},
+            "delay=… takes seconds from 0 to ten years, or a timedelta such as timedelta(minutes=10), not ",
+        ),
     ],
 )
 def test_a_wrong_time_or_delay_is_refused_in_one_sentence(options: dict[str, Any], said: str) -> None:
