@@ -96,9 +96,11 @@ def _is_table_of(value: object, kind: type) -> bool:
 
 
 def _makes_contexts(value: object) -> bool:
-    """True unless it surely returns no context manager: a generator or coroutine function without its decorator."""
-    bare = inspect.isasyncgenfunction(value) or inspect.isgeneratorfunction(value) or inspect.iscoroutinefunction(value)
-    return callable(value) and not bare
+    """True unless it surely returns no async context manager, as without its decorator or with @contextmanager."""
+    if isinstance(value, type):
+        return issubclass(value, AbstractAsyncContextManager)
+    bare = inspect.isasyncgenfunction(value) or inspect.iscoroutinefunction(value)
+    return callable(value) and not bare and not inspect.isgeneratorfunction(inspect.unwrap(value))
 
 
 text = taking("a string that is not empty", lambda value: isinstance(value, str) and value)

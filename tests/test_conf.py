@@ -2,7 +2,8 @@
 
 import re
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,16 @@ NO_POLICY = "a text"
 async def bare() -> AsyncIterator[None]:
     """A lifespan whose decorator is missing."""
     yield
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """A lifespan with the decorator of context managers that are not async."""
+    yield
+
+
+async def awaited() -> None:
+    """A lifespan that is a coroutine."""
 
 
 def permits(_user: object, _action: str, _message: object) -> bool:
@@ -212,6 +223,9 @@ def test_a_url_function_is_called_only_when_a_connection_is_needed() -> None:
         ({"TOPOLOGY": [5]}, "not 5."),
         ({"ASYNC_HANDLERS": 1001}, "takes a whole number from 1 to 1000, not 1001."),
         ({"LIFESPAN": "tests.test_conf.bare"}, "takes a function decorated with @asynccontextmanager, or the dotted"),
+        ({"LIFESPAN": plain}, "takes a function decorated with @asynccontextmanager, or the dotted"),
+        ({"LIFESPAN": awaited}, "takes a function decorated with @asynccontextmanager, or the dotted"),
+        ({"LIFESPAN": Queue}, "takes a function decorated with @asynccontextmanager, or the dotted"),
         ({"LIFESPAN": 5}, "takes a function decorated with @asynccontextmanager, or the dotted"),
     ],
 )

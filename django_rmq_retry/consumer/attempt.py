@@ -35,6 +35,7 @@ from django_rmq_retry.handlers.call import (
 )
 from django_rmq_retry.handlers.contracts import FinishedAttempt, Judged, log_failure, notify_each
 from django_rmq_retry.handlers.grouping import grouped
+from django_rmq_retry.handlers.loop import LoopEnded
 from django_rmq_retry.handlers.settlement import Case, answer_to, copied_to, failed_attempts, next_hop, settlement_of
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue, ordering_key_of
 from django_rmq_retry.handlers.verdicts import crashed, feasible, lost_by_auto_ack, no_handler, unsettled
@@ -402,8 +403,9 @@ class AttemptPipeline:
             except BaseException as second:  # noqa: BLE001 - no error may end the worker thread
                 error = second
         if isinstance(error, Unready):
-            extra = {"event": "unready"}
-            log.warning("%s The message stays unacked for %s s.", error, OUTSIDE_FAILURE_SECONDS, extra=extra)
+            ending = isinstance(error, LoopEnded)
+            what = "returns to its queue" if ending else f"stays unacked for {OUTSIDE_FAILURE_SECONDS} s"
+            log.warning("%s The message %s.", error, what, extra={"event": "unready"})
         else:
             log_failure(
                 f"The attempt failed outside its handler; the message stays unacked for {OUTSIDE_FAILURE_SECONDS} s",

@@ -355,7 +355,8 @@ class HandlerLoop:
         if not wait.over:
             coroutine.close()
             self._waits.discard(wait)
-            wait.end(None, Unready(f"Handler {handler} was cancelled before it began."))
+            error = LoopEnded if self._ending else Unready
+            wait.end(None, error(f"Handler {handler} was cancelled before it began."))
 
     async def _awaited(
         self, wait: _Wait, function: AsyncFunction, message: Delivery, handler: str, thread: int
@@ -400,7 +401,7 @@ class HandlerLoop:
     async def _live(self, lifespan: Lifespan, opened: "Future[object]") -> None:
         """Enter and leave the lifespan in one task, as the cancel scopes of anyio need it."""
         try:
-            async with lifespan() as state:
+            async with _context_of(lifespan) as state:
                 self._opened = True
                 opened.set_result(state)
                 await self._leave.wait()
@@ -465,6 +466,14 @@ class HandlerLoop:
                 self._new.popleft()[0].close()
         for wait in self._waits.copy():
             wait.end(None, LoopEnded("The event loop has ended."))
+
+
+def _context_of(lifespan: Lifespan) -> AbstractAsyncContextManager[object]:
+    context: object = lifespan()
+    if not isinstance(context, AbstractAsyncContextManager):
+        kind = type(context).__name__
+        raise TypeError(f"it returned {kind}, not an async context manager; decorate it with @asynccontextmanager")
+    return context
 
 
 def _make(future: "Future[Any]", call: Callable[[], Any]) -> None:

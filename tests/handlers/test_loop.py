@@ -526,6 +526,13 @@ def test_a_lifespan_that_fails_says_so_in_one_sentence(running: Running) -> None
         running.loop.open(lifespan)
 
 
+def test_a_lifespan_that_is_no_context_manager_is_told_the_right_form(running: Running) -> None:
+    with pytest.raises(
+        LifespanFailed, match=r"^RMQ_RETRY\['LIFESPAN'\] failed .*: it returned dict, .*@asynccontextmanager$"
+    ):
+        running.loop.open(lambda: {"bank": 1})  # type: ignore[arg-type, return-value]
+
+
 def test_a_stop_does_not_wait_for_a_lifespan_that_hangs(running: Running) -> None:
     stopped: list[str] = []
 

@@ -10,6 +10,7 @@ from django_rmq_retry import Breaker, Delivery, Queue, RetryThenPark
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Unready
+from django_rmq_retry.handlers.loop import LoopEnded
 from django_rmq_retry.messages import DONE, Reason, Settlement
 from django_rmq_retry.policies import DUPLICATE, Kind, Verdict, park
 from tests.consumer.attempts import pipeline_of
@@ -100,9 +101,15 @@ def test_an_unavailable_database_is_an_uncounted_retry_for_the_gate() -> None:
 def test_unavailability_is_logged_in_one_line_and_failures_with_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
     bench = pipeline_of(CHARGE)
     bench.after_outside_failure(delivery(), Unready("No database."))
+    bench.after_outside_failure(delivery(), LoopEnded("Handler charge was cancelled, because its process stops."))
     bench.after_outside_failure(delivery(), OSError("the disk is full"))
 
     assert [(one.levelno, one.getMessage(), bool(one.exc_info)) for one in caplog.records] == [
         (logging.WARNING, "No database. The message stays unacked for 5.0 s.", False),
+        (
+            logging.WARNING,
+            "Handler charge was cancelled, because its process stops. The message returns to its queue.",
+            False,
+        ),
         (logging.ERROR, "The attempt failed outside its handler; the message stays unacked for 5.0 s", True),
     ]
