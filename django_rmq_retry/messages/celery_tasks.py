@@ -123,7 +123,7 @@ def _moment(name: str, text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"the {name!r} of the Celery message is {text!a:.{SHOWN_CHARACTERS}}, not a time") from None
+        raise ValueError(f"the {name!r} of the Celery message is no time in ISO 8601") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
@@ -187,8 +187,9 @@ def _python(value: Any) -> Any:
     try:
         return _NAMED[value["__type__"]].read(value["__value__"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        kind = f"{value['__type__']!a:.{SHOWN_CHARACTERS}}"
-        raise ValueError(f"it has a value of Celery's type {kind} that cannot be read") from error
+        # Any other name is a text of the body, which not every operator who reads the reason may see.
+        kind = next((f"Celery's type {name!r}" for name in _NAMED if name == value["__type__"]), "an unknown type")
+        raise ValueError(f"it has a value of {kind} that cannot be read") from error
 
 
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False, default=_envelope)
