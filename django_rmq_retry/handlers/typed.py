@@ -9,6 +9,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from functools import partial
 from types import ModuleType
@@ -110,17 +111,30 @@ def _fit(kind: Any, handler: str) -> Fit:
         ) from error
 
 
-def _parts(kind: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """Yield a type and the types that it is made of; those of pydantic's own models are not looked into."""
-    seen = set() if seen is None else seen
+def _parts(kind: Any) -> Iterator[type]:
+    """Yield the classes that a type is made of; those of pydantic's own models are not looked into."""
+    for part in _written(kind, set()):
+        named = get_origin(part) or part
+        if isinstance(named, type):
+            yield named
+
+
+def _written(kind: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield a type and the types that it is made of, as they are written: ``list[Payment]`` before ``Payment``."""
     if id(kind) in seen:
         return
     seen.add(id(kind))
+    yield kind
     named = get_origin(kind) or kind
-    if isinstance(named, type):
-        yield named
-    for part in (*get_args(kind), *_hints(kind).values()):
-        yield from _parts(part, seen)
+    for part in (*get_args(kind), *_hints(named).values(), *_meant(named)):
+        yield from _written(part, seen)
+
+
+def _meant(named: Any) -> Iterator[Any]:
+    """Yield the type for which another name was made, by NewType or by ``type Name = …``."""
+    for attribute in ("__supertype__", "__value__"):
+        with suppress(AttributeError, NameError):
+            yield getattr(named, attribute)
 
 
 def _hints(kind: Any) -> dict[str, Any]:
@@ -131,6 +145,15 @@ def _hints(kind: Any) -> dict[str, Any]:
         return get_type_hints(kind)
     except Exception:  # noqa: BLE001 - the library says it better when it is given the type
         return {}
+
+
+def _is_keyed_by_decimals(kind: Any) -> bool:
+    mappings = (part for part in _written(kind, set()) if _is_mapping(get_origin(part)) and get_args(part))
+    return any(Decimal in _parts(get_args(one)[0]) for one in mappings)
+
+
+def _is_mapping(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Mapping) and not is_typeddict(kind)
 
 
 def _name(kind: Any) -> str:
@@ -171,7 +194,9 @@ class Msgspec(_Converter):
         # A type that msgspec does not know has no schema: it would refuse each message.
         super().__init__(kind, library.json.schema(kind))
         # Each costs half a microsecond a message, so only types that need it pay for it.
-        keyed = any(issubclass(part, Mapping) and not is_typeddict(part) for part in parts)
+        keyed = any(_is_mapping(part) for part in parts)
+        if keyed and _is_keyed_by_decimals(kind):
+            raise TypeError("the keys of a dict are not checked for NaN and huge exponents, so they cannot be Decimal")
         self._convert = (
             partial(library.convert, type=kind, str_keys=True) if keyed else partial(library.convert, type=kind)
         )
@@ -295,6 +320,7 @@ def _decimals(plain: object, path: str) -> Iterator[tuple[str, Decimal]]:
         yield path, plain
     elif isinstance(plain, Mapping):
         for name, inner in plain.items():
+            yield from _decimals(name, f"{path}.{name}")
             yield from _decimals(inner, f"{path}.{name}")
     elif isinstance(plain, (list, tuple, set, frozenset)):
         for number, inner in enumerate(plain):

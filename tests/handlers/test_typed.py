@@ -2,12 +2,12 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Any, NotRequired, TypedDict, assert_type
+from typing import Any, Generic, NewType, NotRequired, TypedDict, TypeVar, assert_type
 from uuid import UUID
 
 import msgspec
@@ -84,6 +84,27 @@ class Tree:
 @dataclass
 class Envelope:
     payment: PaymentModel
+
+
+Amount = NewType("Amount", Decimal)
+
+
+@dataclass
+class Named:
+    amount: Amount
+
+
+Of = TypeVar("Of")
+
+
+@dataclass
+class Page(Generic[Of]):
+    amount: Decimal
+    items: "list[Of]" = field(default_factory=list)
+
+
+class Rates(pydantic.BaseModel):
+    rates: dict[Decimal, int]
 
 
 class Unknown:
@@ -170,6 +191,11 @@ class TestTheAnnotation:
         assert "Unknown'> is not supported. Use a dataclass, " in said
         # Not msgspec's advice for its own callers, over four lines.
         assert ("schema_hook" in said, "\n" in said) == (False, False)
+
+    @pytest.mark.parametrize("kind", [dict[Decimal, int], dict[Amount, int], list[Mapping[Decimal | int, str]]])
+    def test_decimals_as_keys_are_a_configuration_error_of_one_sentence(self, kind: Any) -> None:
+        with pytest.raises(errors.ConfigurationError, match=r"they cannot be Decimal\. Use a dataclass, "):
+            _ = typed(kind).subscription
 
     def test_a_class_in_a_model_that_pydantic_does_not_know_is_one_sentence(self) -> None:
         @dataclass
@@ -361,6 +387,15 @@ class TestConsuming:
         for kind in (DirectPayment, PaymentDict, PaymentStruct, PaymentModel):
             misfit = invalid(kind, b'{"id": 7, "amount": %s}' % number)
             assert [path for path, _problem in misfit.problems] == ["$.amount"]
+
+    @pytest.mark.parametrize("kind", [Named, Page[int]], ids=["by another name", "in a generic class"])
+    def test_a_number_without_a_value_is_refused_wherever_its_type_is_written(self, kind: Any) -> None:
+        assert invalid(kind, b'{"amount": "NaN"}').fields == ("$.amount",)
+        assert codec_of(kind).decode(b'{"amount": "1.5"}').amount == Decimal("1.5")  # type: ignore[attr-defined]
+
+    def test_a_key_of_a_model_with_a_huge_exponent_is_refused(self) -> None:
+        assert invalid(Rates, b'{"rates": {"1e999999999": 1}}').fields == ("$.rates.…",)
+        assert codec_of(Rates).decode(b'{"rates": {"1.5": 1}}') == Rates(rates={Decimal("1.5"): 1})
 
     @pytest.mark.parametrize(
         "body", [b'{"id": 7, "amount": 1.5}', b'{"id": 7, "amount": "1.5"}', b'{"id": 7, "amount": "15e-1"}']
