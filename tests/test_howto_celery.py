@@ -1,4 +1,4 @@
-"""The page "Migrate from Celery": both run side by side, and messages of Celery are handed over, with a real Celery."""
+"""The pages on Celery: both run side by side, and messages of Celery are handed over, with a real Celery."""
 
 import os
 import subprocess
@@ -24,6 +24,7 @@ from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
+BLOCKS = [*blocks(page("celery.md")), *blocks(page("celery-queue.md"))]
 TASK = 'name="payments.tasks.charge"'
 CHARGING = """
 from tests.shop.notes import note
@@ -49,8 +50,8 @@ if "WITHOUT_TASK" not in os.environ:
 
 
 def example(*words: str) -> str:
-    """The only example of the page with all these words."""
-    [found] = [block.text for block in blocks(page("celery.md")) if all(word in block.text for word in words)]
+    """The only example of the pages with all these words."""
+    [found] = [block.text for block in BLOCKS if all(word in block.text for word in words)]
     return found
 
 
@@ -106,13 +107,6 @@ def bank(broker_url: str, tmp_path: Path, own_database: Own) -> Bank:
 
 def moved() -> str:
     return example('"payments.charge",', "Exponential")
-
-
-def handed_over() -> str:
-    text = example("def charge_of_celery")
-    importing = "from payments.handlers import charge\n"
-    assert importing in text
-    return moved() + text.replace(importing, "")
 
 
 def ready(amqp: BlockingChannel) -> int:
@@ -203,7 +197,7 @@ def test_celery_messages_are_moved_with_their_ids_and_countdowns(
     bank.celery_sends("charge.apply_async((2,), task_id='task-2'); charge.delay(payment=3); report.delay()")
     assert ready(amqp) == 4
 
-    bank.written(handlers=handed_over())
+    bank.written(handlers=example("def charge_of_celery"))
     bank.declared()
     with bank.running("rmq_consume", "payments.charge", "celery") as consumer:
         consumer.says("event=ack queue=celery", times=3)
