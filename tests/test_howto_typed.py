@@ -74,3 +74,15 @@ def test_the_kit_gives_a_handler_its_type_and_parks_what_does_not_fit(project: d
     parked = rmq.parked(charge)
     assert (parked.code, parked.attempts, parked.message.data) == ("invalid", 0, None)
     assert "$.id" in parked.reason
+
+
+def test_a_typed_dict_and_a_model_are_checked_as_the_page_shows_them(project: dict[str, Any], rmq: RmqTest) -> None:
+    project["refund"].publish({"id": 7, "amount": Decimal("9.90")})
+    project["pay_out"].publish(project["Payout"](iban="DE89370400440532013000", amount=Decimal("9.90")))
+    rmq.drain()
+
+    assert [len(rmq.attempts(project[name])) for name in ("refund", "pay_out")] == [1, 1]
+    with pytest.raises(errors.InvalidData, match=r"\$\.reason"):
+        project["refund"].publish({"id": 7, "amount": "9.90", "reason": 5})
+    with pytest.raises(errors.InvalidData, match=r"\$\.amount"):
+        project["pay_out"].publish({"iban": "DE89370400440532013000", "amount": "-9.90"})

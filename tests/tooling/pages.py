@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = (ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts))
 FENCE = re.compile(r"^(?P<indent> *)```(?P<kind>[\w{}-]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
-READERS_OWN = ("payments", "bank", "shop", "celery", "django_tasks_db", "structlog", "sentry_sdk", "prometheus_client")
+READERS_OWN = (
+    *("payments", "bank", "shop"),
+    *("celery", "django_tasks_db", "httpx", "structlog", "sentry_sdk", "prometheus_client"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
