@@ -29,8 +29,8 @@ class Trend:
     starts: tuple[datetime, ...]
     newest: int
     """The new messages of the last minutes, by which a group grows or not."""
-    newest_since: datetime
-    """The time from which they are counted."""
+    newest_since: datetime | None
+    """The minute of the first of them; None if there are none."""
 
     @property
     def sentence(self) -> str:
@@ -62,10 +62,11 @@ class Card:
     @property
     def growing(self) -> str:
         newest = self.trend.newest
-        if not grows(newest, self.group.last_seen, database_clock.reckoned(records_alias())):
+        since = self.trend.newest_since
+        if since is None or not grows(newest, self.group.last_seen, database_clock.reckoned(records_alias())):
             return ""
         text = _("growing (+%(count)d since %(time)s)")
-        return counted(text, count=newest, time=minute(self.trend.newest_since))
+        return counted(text, count=newest, time=minute(since))
 
     @property
     def lull(self) -> str:
@@ -151,7 +152,9 @@ def trends_of(groups: Iterable[int]) -> dict[int, Trend]:
     lately = parked_lately(groups)
     starts = tuple(lately.starts)
     return {
-        group: Trend(counts=tuple(counts), starts=starts, newest=lately.newest[group], newest_since=lately.growth_began)
+        group: Trend(
+            counts=tuple(counts), starts=starts, newest=lately.newest[group], newest_since=lately.began.get(group)
+        )
         for group, counts in lately.counts.items()
     }
 

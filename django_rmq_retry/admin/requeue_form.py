@@ -180,8 +180,9 @@ def _growing(groups: Sequence[tuple[ErrorGroup, int]]) -> dict[str, Any]:
     """Return the new failures in those of the groups that grow, and since when: what is sent may fail too."""
     lately = parked_lately([group.pk for group, _count in groups], buckets=1)
     newest, now = lately.newest, database_clock.now(records_alias())
-    count = sum(newest[group.pk] for group, _count in groups if grows(newest[group.pk], group.last_seen, now))
-    return {"growing": count, "growing_since": lately.growth_began}
+    growing = [group.pk for group, _count in groups if grows(newest[group.pk], group.last_seen, now)]
+    since = min((lately.began[group] for group in growing), default=None)
+    return {"growing": sum(newest[group] for group in growing), "growing_since": since}
 
 
 def _behind(selection: Selection) -> int:

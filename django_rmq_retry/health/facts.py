@@ -19,6 +19,7 @@ from django.db.models import (
     Max,
     Min,
     OuterRef,
+    Q,
     QuerySet,
     Subquery,
     Sum,
@@ -104,6 +105,10 @@ class LargestCause:
     """Its error group, if there is only one."""
     newest: int
     """New messages of the last minutes, by which a cause grows or not."""
+    newest_since: datetime | None
+    """The minute of the first of them."""
+    again: int
+    """Messages that failed again after a requeue in the same minutes, if the last failure was one of them."""
     last_seen: datetime
     """The time of its last failure, of a new message or of one that was requeued."""
     others: int
@@ -380,17 +385,32 @@ def largest_cause(now: datetime, origins: ParkedByOrigin) -> LargestCause | None
     parked = ParkedOrigin.objects.filter(count__gt=0).values("group")
     alike = ErrorGroup.objects.filter(title=cause.title, muted=not cause.heard, pk__in=parked)
     groups = alike.filter(title=F("reason")) if cause.reasoned else alike.exclude(title=F("reason"))
-    facts = groups.aggregate(count=Count("pk"), first=Min("pk"), last_seen=Max("last_seen"))
+    facts = groups.aggregate(
+        count=Count("pk"),
+        first=Min("pk"),
+        last_seen=Max("last_seen"),
+        last_new=Max("last_new"),
+        failed_again=Sum("failed_again"),
+    )
     if not facts["count"]:
         # All its messages were decided on since they were counted.
         return None
-    lately = ParkedMinute.objects.filter(group__in=groups.values("pk"), new=True, minute__gte=growth_began(now))
+    minutes = ParkedMinute.objects.filter(group__in=groups.values("pk"), minute__gte=growth_began(now), count__gt=0)
+    lately = minutes.aggregate(
+        newest=Sum("count", filter=Q(new=True)),
+        since=Min("minute", filter=Q(new=True)),
+        again=Sum("count", filter=Q(new=False)),
+    )
+    new_was_last = facts["last_new"] is None or facts["last_new"] >= facts["last_seen"]
     return LargestCause(
         title=str(cause),
         count=counts[cause],
         places=dict(origins.places(cause).most_common(MOST_PLACES)),
         only=facts["first"] if facts["count"] == 1 else None,
-        newest=lately.aggregate(n=Sum("count"))["n"] or 0,
+        newest=lately["newest"] or 0,
+        newest_since=lately["since"],
+        # A copy that was parked twice is seen later too, which is no proof of a requeue.
+        again=0 if new_was_last or not facts["failed_again"] else lately["again"] or 0,
         last_seen=facts["last_seen"],
         others=len(counts) - 1,
     )

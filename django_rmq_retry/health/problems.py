@@ -52,7 +52,7 @@ from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, GatedAct, QueueControl, RequeueRun
 from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.runs import RunState, RunWait
-from django_rmq_retry.parked.groups import Lately, grows, growth_began, has_grown
+from django_rmq_retry.parked.groups import STILL_GROWS, Lately, grows, has_grown
 from django_rmq_retry.topology.declarations import QUARANTINE, QueueDeclaration, Role
 from django_rmq_retry.topology.plan import Item, Plan, PlanState
 from django_rmq_retry.wording import MOST_IN_A_TEXT, listed, minute, number, span
@@ -329,7 +329,7 @@ def _caused(survey: Survey) -> str:
     if cause is None:
         return ""
     title = f"{number(cause.count)} {cause.title}" if cause.others else cause.title
-    grown = growth(cause.newest, growth_began(survey.at), last_seen=cause.last_seen, now=survey.at)
+    grown = growth(cause.newest, cause.newest_since, again=cause.again, last_seen=cause.last_seen, now=survey.at)
     return f": {title}, {grown}"
 
 
@@ -386,15 +386,19 @@ def _asked_for(known: ApprovalCounts) -> Iterator[str]:
         yield text % {"request": request, "number": number(count)}
 
 
-def growth(newest: int, since: datetime, *, last_seen: datetime, now: datetime) -> str:
+def growth(newest: int, since: datetime | None, *, again: int = 0, last_seen: datetime, now: datetime) -> str:
     """Say if more messages fail, as far as it is known: that none fails now may also mean that none is attempted.
 
-    ``newest`` is the number of new messages ``since`` then.
+    ``newest`` is the number of new messages ``since`` then, and ``again`` that of the last minutes' requeued ones.
     """
     if grows(newest, last_seen, now):
         return _("growing")
     passed = {"span": span(max(now - last_seen, timedelta()))}
-    if has_grown(newest):
+    if now - last_seen < STILL_GROWS:
+        if again > 1:
+            return _("%(number)s failed again, the last %(span)s ago") % {"number": number(again), **passed}
+        return (_("failed again %(span)s ago") if again else _("the last %(span)s ago")) % passed
+    if since is not None and has_grown(newest):
         text = _("+%(number)s since %(time)s, none for %(span)s")
         return text % {"number": number(newest), "time": minute(since), **passed}
     return _("no new failure for %(span)s") % passed
@@ -528,7 +532,7 @@ def in_groups(groups: Mapping[int, ErrorGroup], lately: Lately, now: datetime) -
     grown = ((count, group) for group, count in lately.newest.items() if grows(count, groups[group].last_seen, now))
     growing = sorted(grown, reverse=True)
     for count, group in growing[:MOST_IN_A_TEXT]:
-        values = {"group": groups[group], "time": minute(lately.growth_began)}
+        values = {"group": groups[group], "time": minute(lately.began[group])}
         yield Problem(code=Code.GROWS, subject=str(group), count=count, values=values)
     if len(growing) > MOST_IN_A_TEXT:
         yield Problem(code=Code.GROW_MORE, count=len(growing) - MOST_IN_A_TEXT)

@@ -233,7 +233,8 @@ class Lately(NamedTuple):
     """The messages of each group in each bucket."""
     newest: Mapping[int, int]
     """The new messages of each group since ``growth_began``."""
-    growth_began: datetime
+    began: Mapping[int, datetime]
+    """The first minute in which they were parked, of each group that has some."""
 
 
 def parked_lately(groups: Iterable[int], *, buckets: int = BUCKETS) -> Lately:
@@ -242,10 +243,12 @@ def parked_lately(groups: Iterable[int], *, buckets: int = BUCKETS) -> Lately:
     starts = tuple(end - BUCKET * (buckets - place) for place in range(buckets))
     counts = {group: [0] * buckets for group in groups}
     newest = dict.fromkeys(counts, 0)
-    began = growth_began(end - MINUTE)
+    grown_since, began = growth_began(end - MINUTE), dict[int, datetime]()
     recent = ParkedMinute.objects.filter(group__in=list(counts), minute__gte=starts[0]).order_by()
     for group, minute, new, count in recent.values_list("group", "minute", "new", "count"):
         # By the clock of a worker that is ahead, a message may be parked later than now.
         counts[group][min((minute - starts[0]) // BUCKET, buckets - 1)] += count
-        newest[group] += count if new and minute >= began else 0
+        if new and count and minute >= grown_since:
+            newest[group] += count
+            began[group] = min(began.get(group, minute), minute)
     return Lately(starts, counts, newest, began)

@@ -31,6 +31,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.parked.audit import verify
+from django_rmq_retry.parked.groups import minute_of
 from django_rmq_retry.parked.key_lists import list_filter, look_up, store
 from django_rmq_retry.parked.retention import delete_resolved, purge, purge_audit
 from django_rmq_retry.parked.selection import LISTED, Selection
@@ -269,6 +270,46 @@ def test_copies_of_a_requeue_that_fail_again_are_no_growth_but_failures(page: Cl
 
     assert (card.growing, card.lull, card.failed_again) == ("", "", True)
     assert "BankDown, no new failure for 4 min. In payments.main 3. The oldest" in shown(page, "livestatus/")
+
+
+def failing(*, new: int = 0, again: int = 0) -> None:
+    """Messages of one cause that failed this moment."""
+    now = timezone.now()
+    cause = made.group(title="BankDown", last_new=now if new else now - timedelta(hours=1), last_seen=now)
+    ErrorGroup.objects.update(failed_again=again)
+    for number in range(new + again):
+        made.message(cause, **({} if number < new else {"cycle": 2, "copies": 2}), parked_at=now)
+
+
+FAILING = [
+    ({"new": 1}, r"BankDown, the last \d+ s ago\."),
+    ({"again": 1}, r"BankDown, failed again \d+ s ago\."),
+    ({"again": 3}, r"BankDown, 3 failed again, the last \d+ s ago\."),
+]
+
+
+@pytest.mark.parametrize(("counts", "said"), FAILING)
+def test_while_payments_fail_nothing_says_no_new_failure(page: Client, counts: dict[str, int], said: str) -> None:
+    failing(**counts)
+    live = shown(page, "livestatus/")
+
+    assert re.search(said, live), live
+    assert "no new failure" not in live
+
+
+def test_a_group_grows_since_its_first_new_message_and_not_since_before_it(page: Client) -> None:
+    now = timezone.now()
+    cause = made.group(title="BankDown", first_seen=now, last_seen=now)
+    for _ in range(3):
+        made.message(cause, parked_at=now)
+    [card] = [card for card, *_rest in page.get(f"{ADMIN}errorgroup/").context["cards"]]
+    preview = page.get(f"{ADMIN}requeuerun/preview/", {"group": cause.pk}, follow=True)
+
+    assert card.growing == f"growing (+3 since {minute(now)})"
+    assert preview.context["growing_since"] == minute_of(now)
+    known = survey(page=True).cause
+    assert known is not None
+    assert known.newest_since == minute_of(now)
 
 
 def test_a_later_failure_is_called_one_after_a_requeue_only_where_one_failed_again(page: Client) -> None:

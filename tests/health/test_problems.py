@@ -36,14 +36,15 @@ from django_rmq_retry.health.processes import unreplaced
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, QueueControl, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.boxes import PendingRows
-from django_rmq_retry.parked.groups import Lately, growth_began
+from django_rmq_retry.parked.groups import Lately
 from django_rmq_retry.topology import QueueDeclaration, Role
 from django_rmq_retry.topology.declarations import Server
 from django_rmq_retry.topology.plan import Difference, Item, Plan, PlanState
 from django_rmq_retry.wording import minute
 
 NOW = timezone.now()
-SINCE = minute(growth_began(NOW))
+BEGAN = NOW - timedelta(minutes=3)
+SINCE = minute(BEGAN)
 STRICT = Limits(min_consumers=2, max_ready=10)
 
 
@@ -181,6 +182,8 @@ GATEWAY = LargestCause(
     places={"transfer": 2000, "card": 2000},
     only=None,
     newest=9,
+    newest_since=BEGAN,
+    again=0,
     last_seen=ago(seconds=50),
     others=11,
 )
@@ -461,7 +464,7 @@ def test_the_fastest_growing_groups_are_named_and_the_others_counted() -> None:
     # It has the most new messages, but the last one failed two minutes ago.
     groups[7] = ErrorGroup(pk=7, title="BankDown", last_seen=ago(minutes=2))
     newest = {1: 6, 2: 5, 3: 4, 4: 3, 5: 2, 6: 1, 7: 4000}
-    found = list(in_groups(groups, Lately((), {}, newest, growth_began(NOW)), NOW))
+    found = list(in_groups(groups, Lately((), {}, newest, dict.fromkeys(newest, BEGAN)), NOW))
 
     assert [problem.subject for problem in found[:3]] == ["1", "2", "3"]
     assert found[0].text == f"Error group 1 grows: 6 messages since {SINCE} (BankDown)."
