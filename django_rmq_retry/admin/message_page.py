@@ -51,7 +51,7 @@ from django_rmq_retry.parked.edit import editable
 from django_rmq_retry.parked.findings import still_permanent
 from django_rmq_retry.parked.links import message_links
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.outcome_texts import DECIDED_BY, erased, outcome
+from django_rmq_retry.parked.outcome_texts import DECIDED_BY, discarded_before, erased, outcome
 from django_rmq_retry.parked.selection import number_in
 
 MOST_EDITABLE_BYTES = 3 * 1024 * 1024
@@ -194,6 +194,7 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
         waits_in=waits_in(history["items"]),
         edited_since=_edited_since(message, acts),
         restored=_restored(message, acts),
+        discarded_before=discarded_before(message, next((act for act in acts if act.action == Action.DISCARD), None)),
         asked_for=labels.asked_for(ParkedMessage.objects.filter(pk=message.pk)) if message.open else (),
         opens_requests=not refusal(request, "view_request"),
         **neighbours,

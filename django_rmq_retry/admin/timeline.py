@@ -174,6 +174,11 @@ def _own(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[Timeli
         at = ended + EVENT_STEP
     title = _("Parked: %(reason)s") % {"reason": reason_text(message.reason)}
     yield TimelineEvent(at=at, kind="parked", title=title, text=text)
+    if message.came_back and message.discarded_at:
+        began = [one.started_at for one in attempts if one.started_at > message.discarded_at]
+        yield TimelineEvent(
+            at=min([at, *began]) - EVENT_STEP, kind="published", title=_("Arrived again after it was discarded")
+        )
     if message.succeeded_at:
         # The clock of the host that handled it may differ: show the outcome after the attempt that caused it.
         done = [one.ended_at for one in attempts if one.verdict in NO_FAILURE]

@@ -350,6 +350,8 @@ class ParkedMessage(models.Model):
     requeued_by = models.CharField(_("requeued by"), max_length=150, blank=True)
     succeeded_at = models.DateTimeField(_("a copy succeeded"), null=True, blank=True)
     """The time at which a copy of the message, perhaps an older one, was handled."""
+    discarded_at = models.DateTimeField(_("discarded"), null=True, blank=True)
+    """The time at which an operator discarded it, also after it arrived again; None once that was undone."""
     unconfirmed = models.BooleanField(_("may have been delivered"), default=False)
     """True if the last requeue was not confirmed: a copy may be in flight although the message is open."""
     resolved_at = models.DateTimeField(_("resolved"), null=True, blank=True)
@@ -398,6 +400,11 @@ class ParkedMessage(models.Model):
     def open(self) -> bool:
         """True if an operator has to decide."""
         return self.state in OPEN
+
+    @property
+    def came_back(self) -> bool:
+        """True if the message arrived again after an operator had discarded it."""
+        return self.discarded_at is not None and self.state != State.DISCARDED
 
     @property
     def parked_cycle(self) -> int:

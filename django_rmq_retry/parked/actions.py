@@ -131,11 +131,12 @@ def discarding(category: str, text: str = "") -> Change:
     if category == DiscardCategory.OTHER and not text.strip():
         raise Refused(_("Enter an explanation: it is required for the reason “other”."))
     reason = short(f"{category}: {text.strip()}" if text.strip() else category, COLUMN_BYTES)
+    now = database_clock.now(records_alias())
     return Change(
         action=Action.DISCARD,
         states=OPEN,
         state=State.DISCARDED,
-        changes={"resolved_at": database_clock.now(records_alias()), "resolution": reason, **NOT_HELD},
+        changes={"resolved_at": now, "discarded_at": now, "resolution": reason, **NOT_HELD},
         reason=reason,
         facts={"category": str(category)},
     )
@@ -147,7 +148,7 @@ def restore(selection: Selection, actor: Actor, *, reason: str = "") -> Done:
         action=Action.RESTORE,
         states=(State.DISCARDED,),
         state=State.PARKED,
-        changes={"resolved_at": None, "resolution": ""},
+        changes={"resolved_at": None, "discarded_at": None, "resolution": ""},
         reason=reason,
     )
     return perform(change, selection, actor)

@@ -59,6 +59,11 @@ FINDING_TEXTS: Mapping[str, Any] = {
         "%(count)d were handled already: a copy of each succeeded",
         "count",
     ),
+    "discarded": ngettext_lazy(
+        "%(count)d was discarded by an operator, and arrived again",
+        "%(count)d were discarded by an operator, and arrived again",
+        "count",
+    ),
     "unconfirmed": ngettext_lazy(
         "%(count)d may have been delivered: an earlier requeue was not confirmed",
         "%(count)d may have been delivered: an earlier requeue was not confirmed",
@@ -87,7 +92,10 @@ FINDING_TEXTS: Mapping[str, Any] = {
     "edited": ngettext_lazy("%(count)d is sent as it was edited", "%(count)d are sent as they were edited", "count"),
 }
 """All findings, the gravest first. Those that are an ``ItemReason`` leave messages out, the others are remarks."""
-INCLUDABLE = ("under_way", "on_hold", "succeeded", "unconfirmed", "permanent", "late", "unhandled", "duplicates")
+INCLUDABLE = (
+    *("under_way", "on_hold", "succeeded", "discarded", "unconfirmed", "permanent", "late", "unhandled"),
+    "duplicates",
+)
 """The findings that the operator can override."""
 
 
@@ -229,6 +237,7 @@ def conditions(selection: Selection, terms: RequeueTerms) -> Mapping[str, Q]:
         # A hold whose time is over does not count: a consumer ends it only a little later.
         "on_hold": Q(state=State.ON_HOLD) & ~Q(held_until__lte=database_clock.now(records_alias())),
         "succeeded": Q(succeeded_at__isnull=False),
+        "discarded": Q(discarded_at__isnull=False),
         "unconfirmed": Q(unconfirmed=True),
         "permanent": Q(reason__in=PERMANENT_REASONS) & ~_edited_since(),
     }

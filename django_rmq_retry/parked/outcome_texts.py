@@ -45,6 +45,28 @@ def handled_again(handled: Sequence[Attempt]) -> str:
     return text.format(count=len(handled), times=", ".join([*times, *more]))
 
 
+def discarded_before(message: ParkedMessage, act: OperatorAction | None) -> str:
+    """Return who discarded a message that arrived again after it, and why; empty for any other message.
+
+    ``act`` is the discard; the audit log may not have it any more.
+    """
+    if not message.came_back:
+        return ""
+    text = _("Discarded {at} by {name}{reason}. Then it arrived again, and was parked {again}.")
+    return text.format(
+        at=second(message.discarded_at) if message.discarded_at else "-",
+        name=act.who if act else _("an unknown operator"),
+        reason=f" ({resolution_text(act.reason)})" if act and act.reason else "",
+        again=second(message.parked_at),
+    )
+
+
+def discard_of(message: ParkedMessage) -> OperatorAction | None:
+    """Return the last discard of a message in the audit log."""
+    acts = OperatorAction.objects.filter(acts_on([message.pk], runs=()), action=Action.DISCARD)
+    return acts.order_by("-number").first()
+
+
 def erased(message: ParkedMessage) -> str:
     """Return who erased the contents of a message, and when; empty if they are there."""
     if message.erased_at is None:

@@ -30,7 +30,7 @@ from django_rmq_retry.statements import BulkInsert, lock, locking, write_first
 log = logging.getLogger("django_rmq_retry")
 
 FIELDS = ParkedMessage._meta.concrete_fields  # noqa: SLF001 - Django's own name for it
-LATER = {"held_until", "claimed_until", "requeued_at", "succeeded_at", "resolved_at"}
+LATER = {"held_until", "claimed_until", "requeued_at", "succeeded_at", "discarded_at", "resolved_at"}
 """Columns that have no value in a new record."""
 COLUMNS = tuple(field.attname for field in FIELDS if not field.primary_key and field.name not in LATER)
 DEFAULTS = {field.attname: field.get_default() for field in FIELDS}

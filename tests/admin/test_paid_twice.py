@@ -12,15 +12,18 @@ from django.utils import timezone
 from django_rmq_retry import Message
 from django_rmq_retry.admin.cards import cards_of
 from django_rmq_retry.models import ErrorGroup, ItemReason, OperatorAction, ParkedMessage, RequeueItem, RequeueRun
+from django_rmq_retry.parked.actions import discard, restore
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.run_steering import resume_run
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.wording import minute
+from django_rmq_retry.wording import minute, second
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page, follow, press
 from tests.admin.pasting import ADMIN, LIST, pasted, previewed, state
+from tests.commands.running import run
 from tests.operators.made import pause_run, requeue_run
+from tests.parked.arrivals import by_us, store, the_record
 
 pytestmark = pytest.mark.django_db
 OUTCOMES = ("Processed", "Failed again")
@@ -345,6 +348,51 @@ class TestASecondRun:
 
         assert previewed(page, message=other.pk).context["under_way"] == []
         assert previewed(page, group=self.group(run)).context["under_way"] == []
+
+
+class TestADiscardedMessageThatArrivesAgain:
+    """Paid by hand and discarded; then its sender published it once more, and it failed once more."""
+
+    @pytest.fixture
+    def again(self) -> ParkedMessage:
+        store(by_us(id="PAY-7"))
+        one = the_record()
+        discard(Selection.of_ids([one.pk]), Actor.of_code("lead"), category="handled elsewhere", text="paid by hand")
+        later = int((timezone.now() + timedelta(seconds=1)).timestamp() * 1000)
+        store(by_us(id="PAY-7", at=later))
+        made.attempt(the_record(), started_at=timezone.now())
+        ParkedMessage.objects.update(queue="payments.main")
+        return the_record()
+
+    def test_is_left_out_of_a_requeue_unless_the_operator_includes_it(
+        self, page: Client, again: ParkedMessage, sent: list[Message]
+    ) -> None:
+        other = made.message(again.group)
+        preview = previewed(page, group=other.group_id)
+        included = press(page, preview, "Include anyway 1 was discarded")
+        press(page, preview, "Requeue 1 message")
+
+        assert "1 was discarded by an operator, and arrived again" in Page(preview).text
+        assert included.context["report"].sendable == 2
+        assert [item.skip_code for item in RequeueItem.objects.order_by("message")] == [ItemReason.DISCARDED, ""]
+
+    def test_says_so_on_its_page_and_in_its_timeline(self, page: Client, again: ParkedMessage) -> None:
+        told = Page(page.get(f"{LIST}{again.pk}/change/")).text
+        shown = run("rmq_parked", "show", str(again.pk)).out
+        assert again.discarded_at is not None
+        sentence = f"Discarded {second(again.discarded_at)} by lead (Handled elsewhere: paid by hand). Then it arrived"
+
+        assert told.index(sentence) < told.index("Timeline")
+        assert sentence in shown
+        assert told.index("Arrived again after it was discarded") < told.index("Discarded by lead")
+
+    def test_is_like_any_other_once_the_discard_was_undone(self, page: Client) -> None:
+        one = made.message()
+        discard(Selection.of_ids([one.pk]), Actor.of_code("lead"), category="test")
+        restore(Selection.of_ids([one.pk]), Actor.of_code("lead"))
+
+        assert previewed(page, message=one.pk).context["report"].sendable == 1
+        assert "arrived again" not in Page(page.get(f"{LIST}{one.pk}/change/")).text
 
 
 class TestTheProof:
