@@ -4,6 +4,7 @@ The template tags register these functions. They stand outside the package of th
 it is imported: Django loads the tags of every app, also in a project without its admin.
 """
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -26,6 +27,8 @@ CHART_BAR, CHART_HEIGHT, LABEL_HEIGHT, LABELLED = 28, 60, 18, 3
 """The chart on the page of a group: as wide as its column, with a time below every third bar."""
 _LONG_WORD = 32
 """Longer words between two dots of a name may break anywhere."""
+_DOT = re.compile(r"(?<!\d)\.|\.(?!\d)")
+"""A dot that is not one of a number."""
 _PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "␡"}
 _KEPT = {"\n", "\t"}
 NOTHING = "\N{EN DASH}"
@@ -114,9 +117,19 @@ def name(text: object) -> SafeString:
     shown = visible(text)
     if len(shown) <= _LONG_WORD:
         return format_html('<span class="rmq-name rmq-whole">{}</span>', shown)
-    words = shown.split(".")
-    kind = "rmq-break" if max(map(len, words)) > _LONG_WORD else "rmq-name"
-    return format_html('<span class="{}">{}</span>', kind, format_html_join(mark_safe(".<wbr>"), "{}", zip(words)))
+    return _at_dots(shown, shown.split("."))
+
+
+def wrapping(text: object) -> SafeString:
+    """Return a line with names in it, which wraps at spaces and after the dots of the names."""
+    shown = visible(text)
+    return _at_dots(shown, shown.replace(".", " ").split())
+
+
+def _at_dots(shown: str, words: Sequence[str]) -> SafeString:
+    kind = "rmq-break" if max(map(len, words), default=0) > _LONG_WORD else "rmq-name"
+    parts = format_html_join(mark_safe(".<wbr>"), "{}", zip(_DOT.split(shown)))
+    return format_html('<span class="{}">{}</span>', kind, parts)
 
 
 def time_span(seconds: float | None) -> str:

@@ -25,8 +25,7 @@ from django_rmq_retry.admin.pages import Button, Pages, refusal, requires
 from django_rmq_retry.admin.run_state import run_badge, run_outcome, waits_for_broker
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.health.processes import any_alive
-from django_rmq_retry.markup import NOTHING, counted, time_minute, time_span
-from django_rmq_retry.markup import name as breakable
+from django_rmq_retry.markup import NOTHING, counted, time_minute, time_span, wrapping
 from django_rmq_retry.models import (
     Action,
     EarlyRetry,
@@ -86,7 +85,7 @@ class RequeueRunAdmin(Pages):
     name = admin.display(description=pgettext_lazy("one requeue", "Run"))(lambda _self, run: run.pk)
     status = admin.display(description=gettext_lazy("State"))(lambda _self, run: _state(run))
     what = admin.display(description=gettext_lazy("Messages"))(
-        lambda _self, run: labelled(_("Messages"), breakable(run.what))
+        lambda _self, run: labelled(_("Messages"), wrapping(run.what))
     )
     why = admin.display(description=gettext_lazy("Reason"))(
         lambda _self, run: labelled(_("Reason"), cut_line(run.reason) if run.reason else NOTHING)

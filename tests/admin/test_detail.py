@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_rmq_retry import CeleryTask, Delivery, handler
-from django_rmq_retry.markup import NOTHING, name
+from django_rmq_retry.markup import NOTHING, name, wrapping
 from django_rmq_retry.messages import encode_properties
 from django_rmq_retry.messages.identity import attempt_identities
 from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
@@ -140,6 +140,9 @@ def test_names_may_wrap_at_their_dots_only(page: Client) -> None:
     assert f'<th scope="row" class="rmq-id"><span class="rmq-name">{parts}</span></th>' in shown
     assert name("payments.transfer") == '<span class="rmq-name rmq-whole">payments.transfer</span>'
     assert name("a.b" + "c" * 60) == f'<span class="rmq-break">a.<wbr>b{"c" * 60}</span>'
+    several = "1.986 LongNameOfAnError · bank.gateway:post"
+    assert wrapping(several) == f'<span class="rmq-name">{several.replace("k.", "k.<wbr>")}</span>'
+    assert wrapping("bank.gateway") == '<span class="rmq-name">bank.<wbr>gateway</span>'
 
 
 def test_the_page_of_a_message_without_a_handler_shows_no_attempts(page: Client) -> None:
