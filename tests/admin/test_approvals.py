@@ -333,6 +333,15 @@ def test_where_no_act_needs_a_second_person_the_index_does_not_name_it(page: Cli
     assert "In this project no act needs a second person" in Page(page.get(REQUESTS)).text
 
 
+def test_requests_that_still_wait_are_listed_without_four_eyes(ann: User, page: Client, settings: Any) -> None:
+    discarding(client_of(ann))
+    settings.RMQ_RETRY = {name: value for name, value in settings.RMQ_RETRY.items() if name != "FOUR_EYES"}
+    shown = Page(page.get(REQUESTS))
+
+    assert str(ApprovalRequest.objects.get()) in shown.links
+    assert "no act needs a second person" not in shown.text
+
+
 def test_several_requests_are_one_finding(ann: User, page: Client) -> None:
     for asking in (discarding, requeueing):
         asking(client_of(ann))
