@@ -273,7 +273,11 @@ class TestASecondRun:
     def group(self, run: RequeueRun) -> int:
         return run.items.all()[0].message.group_id
 
-    def test_over_the_same_messages_is_named_by_group_card_and_preview(self, page: Client, run: RequeueRun) -> None:
+    @pytest.mark.parametrize("most", [1, 2])
+    def test_over_the_same_messages_is_named_by_group_card_and_preview(
+        self, page: Client, run: RequeueRun, most: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("django_rmq_retry.parked.items.MOST_UNSENT_COUNTED", most)
         told = f"Requeue run {run.pk} by ann sends 2 of these now."
         pages = [previewed(page, group=self.group(run)), page.get(f"{ADMIN}errorgroup/{self.group(run)}/change/")]
         cards = Page(page.get(f"{ADMIN}errorgroup/"))
