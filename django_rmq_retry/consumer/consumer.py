@@ -142,6 +142,11 @@ class Consumer:
             log.critical("%s", why, extra={"event": "failed"})
 
     @property
+    def fault(self) -> str:
+        """Why the consumer ends with an error, with the exit code; empty if it does not."""
+        return f"exit {self._code:d}: {self.why}" if self._code else ""
+
+    @property
     def queues(self) -> tuple[str, ...]:
         return tuple(line.queue for line in self._lines)
 

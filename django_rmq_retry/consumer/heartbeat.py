@@ -4,8 +4,10 @@ import logging
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeAlias
 
 from django.db import router
@@ -15,6 +17,7 @@ from django_rmq_retry import database_clock, database_connections
 from django_rmq_retry.conf import project_version, settings
 from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.consumer.consumer import Consumer
+from django_rmq_retry.consumer.deadlines import HUNG_FACTOR
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers.business_keys import first_business_key
 from django_rmq_retry.handlers.loop import Blocking, known_loop
@@ -22,6 +25,7 @@ from django_rmq_retry.messages.message import Delivery, message_id
 from django_rmq_retry.messages.texts import COLUMN_BYTES, one_line, short
 from django_rmq_retry.models import ConsumerProcess
 from django_rmq_retry.recurring import LastingFailures, Recurring
+from django_rmq_retry.topology.declarations import QUARANTINE
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -30,6 +34,7 @@ BEAT_SECONDS = 5.0
 STATUS_SECONDS = 1.0
 """Seconds between two looks at the status, whose change is written at once."""
 MOST_IN_FLIGHT = 100
+FAULT_BYTES = 1000
 Status: TypeAlias = tuple[bool, bool, int, Blocking | None]
 
 
@@ -67,9 +72,10 @@ class Heartbeat(Recurring):
         return STATUS_SECONDS
 
     def at_end(self) -> None:
-        """Delete the row; keep it if handlers have not finished, because their messages return to their queues."""
+        """Delete the row; keep it after a fault, or if handlers have not finished: their messages return to queues."""
         if self._written is not None:
-            self._try(self._write if self._consumer.in_flight else self._delete)
+            kept = self._consumer.in_flight or self._consumer.fault
+            self._try(partial(self._write, ended=True) if kept else self._delete)
 
     def _try(self, write: Callable[[], None]) -> None:
         try:
@@ -93,12 +99,12 @@ class Heartbeat(Recurring):
     def _delete(self) -> None:
         self._row().delete()
 
-    def _write(self) -> None:
+    def _write(self, *, ended: bool = False) -> None:
         now, passed = database_clock.now(router.db_for_write(ConsumerProcess)), time.monotonic()
         status = self._status(passed)
         stuck = self._consumer.stuck_since
         in_flight = self._consumer.in_flight
-        columns = {
+        columns: dict[str, object] = {
             "beat_at": now,
             "stuck_at": None if stuck is None else database_clock.stored(now.timestamp() - passed + stuck),
             "connected": status[0],
@@ -106,7 +112,10 @@ class Heartbeat(Recurring):
             "waiting": self._consumer.waiting,
             "in_flight": self._entries(in_flight, now.timestamp() - passed),
             "unlisted": max(0, len(in_flight) - MOST_IN_FLIGHT),
+            "late": _late(in_flight, passed),
         }
+        if ended and self._consumer.fault:
+            columns |= {"stopping": True, "ended_at": now, "fault": short(self._consumer.fault, FAULT_BYTES)}
         if not self._row().update(**columns):
             # The first heartbeat, or the row was deleted while the process did not reach the database.
             started = database_clock.stored(now.timestamp() - passed + self._began)
@@ -123,6 +132,22 @@ class Heartbeat(Recurring):
             # The project's function is called once for each delivery, whatever the time that its handler takes.
             self._keys[state] = (state.delivery, key if delivery is state.delivery else _key(state))
         return [_entry(state, self._keys[state][1], ahead, blocking) for state in states]
+
+
+def _late(in_flight: Sequence[AttemptState], now: float) -> list[dict[str, object]]:
+    """Return the handlers with messages beyond their deadline, each with their number and when its process ends."""
+    found: dict[tuple[str, str], dict[str, object]] = {}
+    counts = Counter[tuple[str, str]]()
+    for state in in_flight:
+        subscription = state.subscription
+        if subscription is not None and subscription.timeout is not None and now > state.deadline:
+            place = short(state.arrival.queue.removesuffix(QUARANTINE), COLUMN_BYTES), subscription.name
+            counts[place] += 1
+            found[place] = {"timeout": subscription.timeout, "ends_after": HUNG_FACTOR * subscription.timeout}
+    return [
+        {"queue": queue, "handler": short(handler, COLUMN_BYTES), "count": count, **found[queue, handler]}
+        for (queue, handler), count in counts.items()
+    ]
 
 
 def _key(state: AttemptState) -> str:

@@ -17,16 +17,19 @@ from django_rmq_retry.health.broker import BrokerFacts
 from django_rmq_retry.health.facts import Survey, surveyed
 from django_rmq_retry.health.problems import (
     Judged,
+    LastSigns,
     Limits,
     Queues,
     excused,
     in_plan,
     in_retries,
     in_survey,
+    last_signs,
     too_many_parked,
     unreachable,
     unusable,
 )
+from django_rmq_retry.health.processes import late_handlers
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import QueueControl, RunWait
 from django_rmq_retry.topology.declarations import QUARANTINE, Role
@@ -62,7 +65,10 @@ class Health:
         stopped = self.survey.stopped if self.survey else ()
         now = self.survey.at.timestamp() if self.survey else 0.0
         without = excused(map(state_of, stopped), now)
-        return Queues(levels=self.gauged.levels, excused=without, limits=self.limits, vhost=self.gauged.vhost)
+        late = late_handlers(self.survey.processes, self.survey.at) if self.survey else {}
+        return Queues(
+            levels=self.gauged.levels, excused=without, limits=self.limits, vhost=self.gauged.vhost, late=late
+        )
 
     @cached_property
     def judged(self) -> tuple[Judged, ...]:
@@ -81,10 +87,12 @@ class Health:
         """All that is wrong or remarkable, the most harmful first."""
         levels = self.gauged.levels
         found = [problem for one in self.judged for problem in one.problems]
-        found += self.of_database
+        # A queue with a late handler has that problem by the broker's levels already.
+        found += [one for one in self.of_database if one not in found]
         found += in_retries(levels, self.survey) if self.survey and levels else []
         found += too_many_parked(levels, self.survey, self.limits)
-        found = merged(found, self.queues)
+        last = last_signs(self.survey.processes, self.survey.at) if self.survey else None
+        found = merged(found, self.queues, last)
         found += [self.away] if self.away else []
         found += self._drift()
         return tuple(sorted(found, key=lambda problem: problem.harm))
@@ -157,9 +165,9 @@ def look(
     return Health(survey=survey, trouble=trouble, gauged=facts.gauged, broker=facts, limits=limits)
 
 
-def merged(found: Sequence[Problem], queues: Queues) -> list[Problem]:
-    """Say once what holds for several queues."""
-    left = _none_alive(found, queues)
+def merged(found: Sequence[Problem], queues: Queues, last: LastSigns | None) -> list[Problem]:
+    """Say once what holds for several queues; ``last`` is what was heard last of the processes if none is alive."""
+    left = _none_alive(found, queues, last)
     idle = [one for one in left if one.code is Code.IDLE]
     if len(idle) <= 1:
         return left
@@ -168,27 +176,29 @@ def merged(found: Sequence[Problem], queues: Queues) -> list[Problem]:
     return [several, *(one for one in left if one.code is not Code.IDLE)]
 
 
-def _none_alive(found: Sequence[Problem], queues: Queues) -> list[Problem]:
+def _none_alive(found: Sequence[Problem], queues: Queues, last: LastSigns | None) -> list[Problem]:
     """Say once that no queue has a consumer, instead of once for each queue, and leave out what follows from it."""
     work = [one for one in queues.levels if one.role is Role.WORK and one.ready is not None and not one.abandoned]
     # A paused queue needs no consumer now, but it stands still like the others if all processes are gone.
     needy = [one for one in work if one.queue not in queues.excused]
     idle = [one for one in needy if not one.consumers]
-    gone = next((one for one in found if one.code is Code.VANISHED and not one.values["living"]), None)
-    if not idle or len(idle) < len(needy) or (gone is None and (len(idle) == 1 or len(idle) < len(work))):
+    died = last if last is not None and last.died else None
+    if not idle or len(idle) < len(needy) or (not died and (len(idle) == 1 or len(idle) < len(work))):
         return list(found)
-    unread = work if gone else idle
+    unread = work if died else idle
     ready = sum(one.ready or 0 for one in unread)
-    names = {"names": gone.values["plain"], "span": gone.values["span"]} if gone else {}
-    code = Code.ALL_VANISHED if gone else Code.ALL_UNREAD if ready else Code.ALL_IDLE
+    code = Code.ALL_VANISHED if died else Code.ALL_UNREAD if ready else Code.ALL_IDLE
     held = sorted((one for one in unread if one.ready), key=lambda one: -(one.ready or 0))
     places = listed(f"{one.queue} {number(one.ready or 0)}" for one in held)
+    names = {"names": died.names, "span": died.span} if died else {}
     values = {**names, "messages": messages_counted(ready), "places": places and f": {places}"}
-    all_idle = Problem(code=code, count=len(unread), since=gone.since if gone else None, values=values)
+    all_idle = Problem(code=code, count=len(unread), since=died.at if died else None, values=values)
     said = {name for one in idle for name in (one.queue, f"{one.queue}{QUARANTINE}")}
     left = [
         one
         for one in found
-        if one is not gone and one.code not in FOLLOWING and not (one.code in UNCONSUMED and one.subject in said)
+        if not (died and one.code is Code.VANISHED)
+        and one.code not in FOLLOWING
+        and not (one.code in UNCONSUMED and one.subject in said)
     ]
     return [all_idle, *left]

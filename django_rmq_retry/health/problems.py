@@ -31,7 +31,7 @@ from django_rmq_retry.health.facts import (
     SilentCopies,
     Survey,
 )
-from django_rmq_retry.health.processes import queues_read, unreplaced
+from django_rmq_retry.health.processes import LateHandlers, late_handlers, queues_read, unreplaced
 from django_rmq_retry.health.rules import (
     CLOCKS_APART_AFTER,
     HALTED_TOO_LONG,
@@ -55,7 +55,7 @@ from django_rmq_retry.models.runs import RunState, RunWait
 from django_rmq_retry.parked.groups import STILL_GROWS, Lately, grows, has_grown
 from django_rmq_retry.topology.declarations import QUARANTINE, QueueDeclaration, Role
 from django_rmq_retry.topology.plan import Item, Plan, PlanState
-from django_rmq_retry.wording import MOST_IN_A_TEXT, listed, minute, number, span
+from django_rmq_retry.wording import MOST_IN_A_TEXT, duration, listed, minute, number, span
 
 MOST_REQUESTS_NAMED = 3
 USUAL_WAITS = ("", RunWait.LISTING, RunWait.KEYS_WAIT, RunWait.CANARY_WAITS)
@@ -119,6 +119,7 @@ class Queues:
     excused: Collection[str] = ()
     limits: Limits = Limits()
     vhost: str = "/"
+    late: Mapping[str, LateHandlers] = MappingProxyType({})
 
     def judged(self) -> list[Judged]:
         return [Judged(level=level, problems=tuple(self._of(level))) for level in self.levels]
@@ -138,6 +139,8 @@ class Queues:
             yield problem(code=Code.MISSING)
         elif level.ready is not None:
             yield from self._of_present(level, problem)
+        if level.queue in self.late:
+            yield from in_late({level.queue: self.late[level.queue]})
         if level.moving is not None:
             command = f"manage.py rmq_declare --recreate {level.queue}"
             yield problem(code=Code.INTERRUPTED, count=level.moving, values={"command": command})
@@ -474,12 +477,9 @@ def in_processes(rows: Iterable[ConsumerProcess], now: datetime) -> Iterator[Pro
     gone = sorted(unreplaced(known, now), key=lambda row: (row.host, row.pid))
     living = [row for row in known if row.living(now)]
     if gone:
-        ago = _("%(span)s ago")
-        names = listed(f"{row} ({ago % {'span': span(now - row.beat_at)}})" for row in gone)
+        names = listed(f"{row} ({_end_of(row, now)})" for row in gone)
         last = max(row.beat_at for row in gone)
-        lately = listed(str(row) for row in gone if last - row.beat_at < DIED_TOGETHER)
-        values = {"names": names, "plain": lately, "span": span(now - last), "living": bool(living)}
-        yield Problem(code=Code.VANISHED, count=len(gone), since=last, values=values)
+        yield Problem(code=Code.VANISHED, count=len(gone), since=last, values={"names": names})
     for what, versions in (
         (_("the project"), Counter(row.deploy for row in living)),
         ("django-rmq-retry", Counter(row.version for row in living)),
@@ -492,9 +492,69 @@ def in_processes(rows: Iterable[ConsumerProcess], now: datetime) -> Iterator[Pro
         since = min(row.stuck_at for row in stuck if row.stuck_at)
         values = {"names": listed(map(str, stuck)), "span": span(now - since)}
         yield Problem(code=Code.STUCK, count=len(stuck), since=since, values=values)
+    yield from in_late(late_handlers(known, now))
     away = [str(row) for row in living if not row.connected]
     if away:
         yield Problem(code=Code.DISCONNECTED, count=len(away), values={"names": listed(away)})
+
+
+def _end_of(row: ConsumerProcess, now: datetime) -> str:
+    ago = _("%(span)s ago") % {"span": span(now - row.beat_at)}
+    return _("ended %(ago)s: %(fault)s") % {"ago": ago, "fault": _fault(row)} if row.ended_at else ago
+
+
+def _fault(row: ConsumerProcess) -> str:
+    """Return the first sentence of the reason for which a process ended."""
+    return row.fault.partition(". ")[0].removesuffix(".")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastSigns:
+    """What was heard last of processes of which none takes messages."""
+
+    at: datetime
+    span: str
+    names: str
+    died: bool
+    """True if one of them was killed or ended with a fault; another one is stopping."""
+
+
+def last_signs(rows: Sequence[ConsumerProcess], now: datetime) -> LastSigns | None:
+    """Return what was heard last of the processes; None if one takes messages, or none is known.
+
+    One that is stopping, or that has ended a moment ago, was heard later than those that vanished before.
+    """
+    gone = {id(row) for row in unreplaced(rows, now)}
+    known = [row for row in rows if id(row) in gone or not row.vanished(now)]
+    if not known or any(row.living(now) for row in known):
+        return None
+    last = max(row.beat_at for row in known)
+    lately = [row for row in known if last - row.beat_at < DIED_TOGETHER]
+    lately.sort(key=lambda row: (row.vanished(now), row.host, row.pid))
+    return LastSigns(
+        at=last,
+        span=span(now - last),
+        names=listed(map(_named_with_end, lately)),
+        died=any(row.ended_at or row.vanished(now) for row in lately),
+    )
+
+
+def _named_with_end(row: ConsumerProcess) -> str:
+    if row.ended_at:
+        return _("%(process)s (ended: %(fault)s)") % {"process": row, "fault": _fault(row)}
+    return _("%(process)s (stopping)") % {"process": row} if row.stopping else str(row)
+
+
+def in_late(late: Mapping[str, LateHandlers]) -> Iterator[Problem]:
+    """Yield the queues whose handlers run beyond their deadline."""
+    for queue, one in late.items():
+        values = {
+            "handlers": listed(one.handlers),
+            "names": listed(one.processes),
+            "deadline": duration(one.timeout),
+            "limit": duration(one.ends_after),
+        }
+        yield Problem(code=Code.LATE, subject=queue, count=one.count, values=values)
 
 
 def stuck_processes(rows: Iterable[ConsumerProcess], now: datetime) -> list[ConsumerProcess]:

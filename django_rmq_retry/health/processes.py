@@ -15,7 +15,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
 from django_rmq_retry.models import ConsumerProcess, ParkedMessage, State
 
-KEPT_EMPTY, KEPT = timedelta(minutes=10), timedelta(days=1)
+KEPT_EMPTY, KEPT_AFTER_A_FAULT, KEPT = timedelta(minutes=10), timedelta(hours=1), timedelta(days=1)
 """The ages at which the row of a vanished process is deleted: without messages in flight, and with some."""
 LOOP_DEATHS, LOOP_SPAN = 3, timedelta(minutes=30)
 """So many processes that replaced one another and vanished within this time need somebody, although the last lives."""
@@ -211,6 +211,45 @@ def _lines(rows: Iterable[ConsumerProcess], now: datetime) -> list[list[Consumer
     return list(lines.values())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateHandlers:
+    """The messages of one queue whose handlers have run for longer than their deadline, on all processes."""
+
+    count: int
+    handlers: tuple[str, ...]
+    processes: tuple[str, ...]
+    timeout: float
+    """The shortest of their deadlines, in seconds."""
+    ends_after: float
+    """The seconds after which the process of such a handler ends."""
+
+
+def late_handlers(rows: Iterable[ConsumerProcess], now: datetime) -> dict[str, LateHandlers]:
+    """Return the late handlers by queue; of a process that is not heard of any more nobody knows."""
+    found: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    for row in rows:
+        if row.ended_at is None and not row.vanished(now):
+            for entry in row.late:
+                found.setdefault(entry["queue"], []).append((str(row), entry))
+    return {
+        queue: LateHandlers(
+            count=sum(entry["count"] for _row, entry in entries),
+            handlers=tuple(dict.fromkeys(entry["handler"] for _row, entry in entries)),
+            processes=tuple(dict.fromkeys(row for row, _entry in entries)),
+            timeout=min(entry["timeout"] for _row, entry in entries),
+            ends_after=min(entry["ends_after"] for _row, entry in entries),
+        )
+        for queue, entries in found.items()
+    }
+
+
+def late_handlers_now() -> dict[str, LateHandlers]:
+    """Return the same by one query."""
+    alias = router.db_for_read(ConsumerProcess)
+    rows = ConsumerProcess.objects.using(alias).exclude(late=[]).defer("in_flight")
+    return late_handlers(rows, database_clock.reckoned(alias))
+
+
 def queues_read(rows: Iterable[ConsumerProcess], now: datetime) -> frozenset[str] | None:
     """Return the queues that living processes read; None if nobody knows, because no heartbeats are recorded."""
     if not settings().records:
@@ -242,7 +281,8 @@ def delete_vanished() -> bool:
     alias = router.db_for_write(ConsumerProcess)
     now = database_clock.trusted(alias)
     if now is not None:
-        old = Q(beat_at__lt=now - KEPT) | Q(beat_at__lt=now - KEPT_EMPTY, in_flight=[])
+        faulty = Q(ended_at__isnull=False, beat_at__gte=now - KEPT_AFTER_A_FAULT)
+        old = Q(beat_at__lt=now - KEPT) | (Q(beat_at__lt=now - KEPT_EMPTY, in_flight=[]) & ~faulty)
         ConsumerProcess.objects.using(alias).filter(old).delete()
     return False
 

@@ -435,6 +435,23 @@ class Code(Enum):
         page=ActingPage.CONSUMERS,
         runbook="a-consumer-restarts-again-and-again",
     )
+    LATE = _warning(Area.CONSUMERS)(
+        word=_("beyond its deadline"),
+        row=ngettext_lazy(
+            "%(count)d message is in its handler beyond the deadline of %(deadline)s",
+            "%(count)d messages are in their handlers beyond the deadline of %(deadline)s",
+            "count",
+        ),
+        text=ngettext_lazy(
+            "%(count)d message of %(handlers)s runs beyond its deadline of %(deadline)s on %(names)s.",
+            "%(count)d messages of %(handlers)s run beyond their deadline of %(deadline)s on %(names)s.",
+            "count",
+        ),
+        why=_("A process whose handler still runs after %(limit)s exits, and the attempt has failed."),
+        fix="manage.py rmq_status --consumers names the messages; the log of the process has the line that hangs.",
+        page=ActingPage.CONSUMERS,
+        runbook="a-consumer-is-stuck",
+    )
     DISCONNECTED = _warning(Area.CONSUMERS)(
         text=_("Without a connection to the broker: %(names)s."),
         why=_("These consumers take no messages."),

@@ -122,7 +122,7 @@ class ConsumerProcesses(models.QuerySet["ConsumerProcess"]):
 
 
 class ConsumerProcess(models.Model):
-    """The heartbeat of one consuming process. The row is deleted when the process ends in good order."""
+    """The heartbeat of one consuming process. Its row is deleted when it ends in good order, and kept after a fault."""
 
     name = models.CharField(max_length=150, editable=False)
     """A name that no other process has, also not a restarted one on the same host with the same pid."""
@@ -146,6 +146,12 @@ class ConsumerProcess(models.Model):
     """The handlers that run without an entry, because there are too many."""
     stuck_at = models.DateTimeField(null=True, blank=True, editable=False)
     """The time since when all of its threads run handlers beyond their deadline."""
+    late = models.JSONField(default=list, editable=False)
+    """The handlers with messages beyond their deadline: handler, queue, how many, deadline, when their process ends."""
+    ended_at = models.DateTimeField(null=True, blank=True, editable=False)
+    """The time at which it ended with a fault; None if it has not, or if it was killed and could not write."""
+    fault = models.CharField(max_length=1000, blank=True, editable=False)
+    """The reason for its end, with the exit code."""
     started_at = models.DateTimeField(_("started"))
     beat_at = models.DateTimeField(_("last heartbeat"))
 

@@ -64,7 +64,7 @@ BUDGETS = {
     "livestatus/": 17,
     "blockedkey/": 3,
     "outboxmessage/": 2,
-    "queuecontrol/": 4,
+    "queuecontrol/": 5,
     "consumerprocess/": 2,
     "approvalrequest/": 7,
     "approvalrequest/{request}/change/": 14,

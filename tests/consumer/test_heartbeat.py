@@ -92,7 +92,7 @@ def test_a_message_in_flight_is_in_the_row_until_its_handler_ends(bank: Bank) ->
             "attempt": 1,
             "timeout": None,
             "auto_ack": False,
-            "blocks": False,
+            "blocks_since": None,
         }
         began = bank.diary("began")[0]["at"]
         assert abs(since.timestamp() - began) < 1
@@ -127,14 +127,19 @@ def test_handlers_that_outlast_the_shutdown_leave_the_row_with_their_messages(ba
     assert bank.ready("payments") == 1
 
 
-def test_a_handler_beyond_its_deadline_is_written_at_once_and_its_row_ends_with_it(bank: Bank) -> None:
+def test_a_handler_beyond_its_deadline_is_written_at_once_and_its_row_says_how_its_process_ended(bank: Bank) -> None:
     with at_work(bank, "reports", 1) as consumer:
         found = row(lambda one: one.in_flight and _age(one) > one.in_flight[0]["timeout"])
         assert (found.in_flight[0]["handler"], found.in_flight[0]["timeout"]) == ("bank.report", 2.0)
         assert found.stuck_at is None, "its other thread takes messages"
+        late = {"queue": "reports", "handler": "bank.report", "count": 1, "timeout": 2.0, "ends_after": 4.0}
+        assert found.late == [late]
         assert consumer.process.wait(60) == 1, consumer.said
 
-    assert rows() == [], "its message was settled as a failed attempt"
+    (left,) = rows()
+    assert left.in_flight == [], "its message was settled as a failed attempt"
+    assert left.fault.startswith("exit 1: Handler bank.report did not end within twice its timeout of 2 s: ")
+    assert left.ended_at == left.beat_at
 
 
 def test_a_process_is_stuck_once_all_of_its_threads_are_beyond_their_deadline(bank: Bank) -> None:

@@ -12,6 +12,7 @@ from django.utils.translation import override
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.health import problems
+from django_rmq_retry.health.condition import Condition
 from django_rmq_retry.health.facts import (
     BlockedCounts,
     LargestCause,
@@ -572,3 +573,56 @@ def test_what_needs_somebody_now_comes_in_the_order_of_harm(
     facts: dict[str, Any], levels: list[Level], expected: list[str]
 ) -> None:
     assert codes(needs(surveyed(**facts), levels)) == expected
+
+
+LATE_ENTRY = {"queue": "q", "handler": "statements.render", "count": 2, "timeout": 120.0, "ends_after": 240.0}
+
+
+def test_a_handler_beyond_its_deadline_is_a_finding_and_its_queue_is_not_ok() -> None:
+    """Live status said "Fine: 1 queue is empty", and support's queues "OK"."""
+    known = surveyed(processes=(process(1, late=[LATE_ENTRY]), process(2)))
+    health = Health(survey=known, gauged=Gauged(levels=(level("q", consumers=2, unacked=2),), api_set=True))
+    [late] = health.needs
+
+    assert late.text == "2 messages of statements.render run beyond their deadline of 2 min on web:1."
+    assert late.why == "A process whose handler still runs after 4 min exits, and the attempt has failed."
+    [judged] = health.judged
+    assert judged.remark == "2 messages are in their handlers beyond the deadline of 2 min"
+    assert Condition.of([judged], stopped=False, halt=None) is Condition.NOTED
+
+
+def test_late_handlers_of_several_processes_are_one_finding_of_their_queue_also_without_the_broker() -> None:
+    one, gone = {**LATE_ENTRY, "count": 1}, process(4, 90, late=[LATE_ENTRY])
+    ended = process(5, 20, late=[LATE_ENTRY], stopping=True, ended_at=ago(seconds=20), fault="exit 1: hung")
+    rows = (process(1, late=[LATE_ENTRY]), process(2, late=[one], stopping=True), gone, ended)
+    [late] = [found for found in needs(surveyed(processes=rows), []) if found.code is Code.LATE]
+
+    assert late.text == "3 messages of statements.render run beyond their deadline of 2 min on web:1, web:2."
+
+
+FAULT = "exit 1: Handler statements.render did not end within twice its timeout. It is at bank.py:9 (render)."
+
+
+def test_that_no_consumer_is_alive_is_told_with_the_newest_sign_of_all_also_of_a_stopping_one() -> None:
+    """It named one that vanished 13 minutes ago, while another one was stopping and had a heartbeat of 4 s ago."""
+    old = process(4868, 780)
+    [stopping] = needs(surveyed(processes=(old, process(27504, 4, stopping=True))), [level("q"), level("r")])
+    assert stopping.text == "No consumer is alive. Last heartbeat 4 s ago: web:27504 (stopping), web:4868."
+
+    end = {"stopping": True, "ended_at": ago(seconds=20), "fault": FAULT}
+    [ended] = needs(surveyed(processes=(process(4867, 20, **end),)), [level("q"), level("r")])
+    assert ended.code is Code.ALL_VANISHED
+    assert ended.text == (
+        "No consumer is alive. Last heartbeat 20 s ago: web:4867 (ended: exit 1: Handler statements.render did not "
+        "end within twice its timeout)."
+    )
+
+
+def test_a_consumer_that_ended_with_a_fault_beside_living_ones_says_so() -> None:
+    end = {"stopping": True, "ended_at": ago(seconds=40), "fault": FAULT}
+    [found] = in_processes([process(1), process(2, 40, **end)], NOW)
+
+    assert found.text == (
+        "1 consumer without a heartbeat for 30 s: web:2 (ended 40 s ago: exit 1: Handler statements.render did not "
+        "end within twice its timeout)."
+    )
