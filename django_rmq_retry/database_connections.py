@@ -15,7 +15,8 @@ from django.db.backends.signals import connection_created
 
 log = logging.getLogger("django_rmq_retry")
 
-_ACTIVE, _IN_TRANSACTION, _IN_ERROR = 1, 2, 3
+ACTIVE, IN_TRANSACTION, IN_ERROR, UNKNOWN = 1, 2, 3, 4
+"""Transaction states, with the numbers of libpq."""
 _SERVER_STATUS_IN_TRANS = 1
 
 MOST_GIVEN_UP, GIVEN_UP_SECONDS = 10, 60.0
@@ -158,7 +159,7 @@ def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
     raw: Any = connection.connection
     try:
         if connection.vendor == "postgresql":
-            return raw.info.transaction_status in (_ACTIVE, _IN_TRANSACTION, _IN_ERROR)
+            return raw.info.transaction_status in (ACTIVE, IN_TRANSACTION, IN_ERROR)
         if connection.vendor == "mysql":
             return _in_transaction_of_mysql(raw, autocommit=_autocommits(connection))
         return bool(getattr(raw, "in_transaction", False))

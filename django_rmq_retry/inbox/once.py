@@ -11,13 +11,14 @@ from django.db import DEFAULT_DB_ALIAS, DataError, Error, IntegrityError, connec
 from django.utils.connection import ConnectionDoesNotExist
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.database_connections import OPEN_ADVICE, left_open
+from django_rmq_retry.database_connections import IN_ERROR, IN_TRANSACTION, OPEN_ADVICE, UNKNOWN, left_open
 from django_rmq_retry.database_errors import asked_again, clashed, lost, uncertain
 from django_rmq_retry.errors import EffectsLost
 from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Unready
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.handlers.ticket import ticket_of
 from django_rmq_retry.inbox.names import Name, name_for, parked_unrun
+from django_rmq_retry.inbox.savepoint import standing_in, with_savepoint
 from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.reasons import Reason
@@ -35,9 +36,6 @@ DECIDED = (Reason.CONFLICT.value, Reason.ALIKE.value)
 _META = InboxEntry._meta  # noqa: SLF001 - a documented API despite the underscore
 _DUPLICATE = 1062
 _COLUMNS = ("key", "handler", "name", "digest", "handled_at")
-
-IN_TRANSACTION, IN_ERROR, UNKNOWN = 2, 3, 4
-"""Transaction states, with the numbers of libpq."""
 
 ERROR_ADVICE = (
     "Let the error leave the handler, or catch it outside an atomic() block around the statement that failed."
@@ -91,7 +89,8 @@ def insert(connection: Any, handler: str, name: Name) -> bool:
     at = connection.ops.adapt_datetimefield_value(database_clock.now(connection.alias))
     with connection.cursor() as cursor:
         try:
-            cursor.execute(_statements(connection.vendor).insert, (name.key, handler, name.text, name.digest, at))
+            statement = with_savepoint(connection, _statements(connection.vendor).insert)
+            cursor.execute(statement, (name.key, handler, name.text, name.digest, at))
         except IntegrityError as error:
             if connection.vendor == "mysql" and error.args[:1] == (_DUPLICATE,):
                 return False
@@ -251,7 +250,8 @@ class OnceRun:
             self.stage = Stage.RUNNING
             inside = broker_connections.in_once.set(True)
             try:
-                self.answer = self._subscription.run(self._delivery)
+                with standing_in(connection):
+                    self.answer = self._subscription.run(self._delivery)
             except BaseException as error:
                 # Check now: leaving the atomic() block may open a new connection.
                 self._lost = lost(connection, error)

@@ -8,41 +8,46 @@ NAME = "once"
 MODULE = OURS + "consumer"
 MOST = 1.4
 """The highest allowed time, as a multiple of a plain ``atomic()``."""
+MOST_CPU = 1.5
+"""The highest allowed CPU time, as a multiple of the same handler without ``once``."""
 WORKS = {"row": "a handler that inserts one row", "balance": "a handler that updates one row of many"}
 MANY = 8
-"""The workers of a second run of the first handler."""
+"""The workers of further runs of the first handler."""
 
 
 def onces() -> tuple[Suite, ...]:
-    """Return the suites: PostgreSQL, one process, no other records."""
-    each = [_suite(work, title, threads=1) for work, title in WORKS.items()]
-    return (*each, _suite("row", WORKS["row"], threads=MANY))
+    """Return the suites: PostgreSQL and MariaDB, one process, no other records."""
+    return (
+        *(_suite(work, databases.POSTGRESQL, threads=1) for work in WORKS),
+        _suite("row", databases.POSTGRESQL, threads=MANY),
+        *(_suite("row", databases.MARIADB, threads=threads) for threads in (1, MANY)),
+    )
 
 
-def _suite(work: str, title: str, *, threads: int) -> Suite:
-    kind = databases.POSTGRESQL
+def _suite(work: str, kind: str, *, threads: int) -> Suite:
+    def contender(name: str, does: str, *, at_least: float | None = None, kept: bool = True) -> Contender:
+        return Contender(
+            name=name,
+            module=MODULE,
+            database=kind,
+            threads=threads,
+            kept=kept,
+            does=f"{work} {does}",
+            at_least=at_least,
+            then=None if at_least is None else 0.83,
+            most_cpu=None if at_least is None else MOST_CPU,
+        )
+
+    least = round(1 / MOST, 2)
+    each = contender("in a plain atomic(), one connection per message", "plain", kept=False)
     return Suite(
         name=NAME,
-        title=f"{title}, {kind}, quorum queue, {threads} worker{'s' if threads > 1 else ''}",
+        title=f"{WORKS[work]}, {kind}, quorum queue, {threads} worker{'s' if threads > 1 else ''}",
         task=Task(kind="quorum", messages=3000, skip=300),
         contenders=(
-            Contender(name="in a plain atomic()", module=MODULE, database=kind, threads=threads, does=f"{work} plain"),
-            Contender(
-                name="once=True",
-                module=MODULE,
-                database=kind,
-                threads=threads,
-                does=f"{work} once",
-                at_least=round(1 / MOST, 2),
-                then=0.83,
-            ),
-            Contender(
-                name="in a plain atomic(), one connection per message",
-                module=MODULE,
-                database=kind,
-                threads=threads,
-                kept=False,
-                does=f"{work} plain",
-            ),
+            contender("in a plain atomic()", "plain"),
+            contender("once=True", "once", at_least=least),
+            contender("once=True, in an atomic() of its own", "once in atomic", at_least=least),
+            *([each] if kind == databases.POSTGRESQL and threads == 1 else []),
         ),
     )

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 from tests.bench.suites import Contender, Suite
 from tests.bench.trials import Result
@@ -31,12 +32,16 @@ def timed(suite: Suite, rounds: Sequence[Round]) -> list[Finding]:
     rows: list[Sequence[str]] = [("contender", "messages/s", "CPU µs", "ratio", "lowest to highest", "target", "")]
     findings: list[Finding] = []
     for contender in suite.contenders:
-        ratios = _ratios(suite.contenders[0], contender, rounds)
+        ratios = _ratios(suite.contenders[0], contender, rounds, "rate")
         results = _good(contender, rounds)
         finding = _finding(suite, contender, ratios, results)
         rows.append(_row(contender, results, ratios, finding))
         if finding is not None:
             findings.append(finding)
+        if contender.most_cpu is not None and ratios:
+            ratio = median(_ratios(suite.contenders[0], contender, rounds, "cpu_us"))
+            what = f"{suite.title}: {contender.name}, CPU {ratio:.2f} of {contender.most_cpu:g}"
+            findings.append(Finding(what=what, met=ratio <= contender.most_cpu))
     table(rows)
     _errors(suite, rounds)
     return findings
@@ -116,9 +121,13 @@ def _good(contender: Contender, rounds: Iterable[Round]) -> list[Result]:
     return [one[contender.name] for one in rounds if not one[contender.name].error]
 
 
-def _ratios(reference: Contender, contender: Contender, rounds: Iterable[Round]) -> list[float]:
+def _ratios(
+    reference: Contender, contender: Contender, rounds: Iterable[Round], figure: Literal["rate", "cpu_us"]
+) -> list[float]:
     pairs = ((one[contender.name], one[reference.name]) for one in rounds)
-    return [ours.rate / theirs.rate for ours, theirs in pairs if not ours.error and not theirs.error]
+    return [
+        getattr(ours, figure) / getattr(theirs, figure) for ours, theirs in pairs if not ours.error and not theirs.error
+    ]
 
 
 def _errors(suite: Suite, rounds: Sequence[Round]) -> None:

@@ -35,6 +35,8 @@ class Contender:
     """The lowest rate in messages per second, if an absolute number is promised."""
     at_least: float | None = None
     then: float | None = None
+    most_cpu: float | None = None
+    """The highest allowed CPU time, as a multiple of that of the suite's first contender."""
 
     def task(self, task: Task, *, url: str, queue: str, database: str = "") -> Task:
         """Return the task of its suite, as it is passed to this contender."""

@@ -25,17 +25,17 @@ WORKS: dict[str, Does] = {"row": insert_row, "balance": change_balance}
 
 
 def worked(does: str, tick: Callable[[], None]) -> tuple[Does, bool]:
-    """Return the handler of a trial, such as "row once", and its ``once`` option."""
+    """Return the handler of a trial, such as "row once" or "row once in atomic", and its ``once`` option."""
     work, _, way = does.partition(" ")
     do = WORKS[work]
 
-    def within(message: Delivery) -> None:
+    def flat(message: Delivery) -> None:
         do(message)
         tick()
 
-    def plain(message: Delivery) -> None:
+    def in_atomic(message: Delivery) -> None:
         with transaction.atomic():
             do(message)
         tick()
 
-    return (within, True) if way == "once" else (plain, False)
+    return (flat if way == "once" else in_atomic), way.startswith("once")
