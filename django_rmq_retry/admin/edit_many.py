@@ -83,6 +83,7 @@ def view(pages: Pages, request: HttpRequest, selection: Selection, _left: LeftOu
         token=selection.token(),
         acts=ACTS,
         causes=_causes(request, selection),
+        edited_before=_edited_before(selection),
         **_example(request, selection, shown=not why_not),
         change=change,
         reason=form.get("reason", ""),
@@ -105,10 +106,16 @@ def _causes(request: HttpRequest, selection: Selection) -> list[ErrorGroup]:
     return list(ErrorGroup.objects.filter(pk__in=numbers).order_by("-parked", "pk")[:MOST_CAUSES_OF_EDIT])
 
 
+def _edited_before(selection: Selection) -> int:
+    """Return how many of the messages are edited already; 0 if they are too many for an edit."""
+    return selection.queryset().filter(version__gt=1).count() if selection.count <= MOST_EDITED else 0
+
+
 def _example(request: HttpRequest, selection: Selection, *, shown: bool) -> dict[str, Any]:
-    """Return the oldest message that the user may edit, with its body and the paths in it."""
-    rows = selection.queryset().select_related("group").order_by("parked_at", "pk")[:1] if shown else ()
-    for row in rows:
+    """Return the oldest message that the user may edit, one that is not edited yet if there is one, with its body."""
+    rows = selection.queryset().select_related("group").order_by("parked_at", "pk")
+    unedited = rows.filter(version=1)[:1] if shown else ()
+    for row in unedited or (rows[:1] if shown else ()):
         if not _why_not(request, row):
             text = editable_text(row) or ""
             body = short(laid_out(text) or text, MOST_EXAMPLE)

@@ -33,6 +33,7 @@ from django_rmq_retry.parked.items import left_behind, under_way
 from django_rmq_retry.parked.links import group_links
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import number_in
+from django_rmq_retry.parked.unsent_edits import edited_unsent
 
 PER_PAGE = 25
 MOST_TYPES = 8
@@ -86,6 +87,7 @@ class ErrorGroupAdmin(Pages):
             return self._by(request, by)
         asked, show = request.GET.get("q", "").strip(), request.GET.get("show", "parked")
         page = Paginator(_with_origin(_chosen(asked, show)), PER_PAGE).get_page(request.GET.get("p"))
+        groups = _with_edits(list(page.object_list))
         parked = ParkedMessage.objects.filter(state=State.PARKED)
         summary = ErrorGroup.objects.aggregate(
             groups=models.Count("pk", filter=Q(parked__gt=0)),
@@ -102,7 +104,7 @@ class ErrorGroupAdmin(Pages):
             title=_("Error groups"),
             cards=[
                 (card, _ready(card.group), *self._card_buttons(request, card.group))
-                for card in cards_of(list(page.object_list), of=int(summary["waiting"]))
+                for card in cards_of(groups, of=int(summary["waiting"]))
             ],
             tells=not (refusal(request, "view") or operators.has_own_rules(request.user)),
             acts=self._acts(request),
@@ -119,6 +121,7 @@ class ErrorGroupAdmin(Pages):
         group: Any = None if number is None else _with_origin(ErrorGroup.objects.filter(pk=number)).first()
         if group is None:
             raise Http404(_("There is no such error group."))
+        _with_edits([group])
         no_trace = refusal(request, "view_traceback")
         trace, deploys = latest(group.fingerprint, traced=not no_trace)
         no_trace = no_trace or (_kept_back(request, trace.attempt) if trace else "")
@@ -127,7 +130,8 @@ class ErrorGroupAdmin(Pages):
         main = origins[0][0] if origins else Origin("", "")
         newest = () if refusal(request, "view") else parked.defer(*LEFT_OUT)[:MOST_LISTED]
         seen = [one for one in newest if not refusal(request, "view", message=one)]
-        cells = labels.cells_in_group(types=len(types), queues=len({origin.queue for origin, _count in origins}))
+        queues = len({origin.queue for origin, _count in origins})
+        cells = labels.cells_in_group(types=len(types), queues=queues, marked=any(map(labels.marks, seen)))
         buttons, menu = self._page_buttons(request, group)
         known = activity(request, group=group.pk)
         return self.page(
@@ -196,11 +200,14 @@ class ErrorGroupAdmin(Pages):
         one_first = (_("Requeue one, then the others…"), "requeue", "requeuerun_preview", "&canary=1")
         beyond_edit = too_many() if ready > MOST_EDITED else ""
         why_no_edit = beyond_edit or refusal(request, "bulk_edit", count=ready)
-        edited_first = is_permanent(group) and edits() and not why_no_edit
+        edited, handled = group.edited >= ready, group.handled >= ready
+        edited_first = is_permanent(group) and edits() and not why_no_edit and not edited
+        requeue = (_("Requeue %(count)d…") if ready > 1 else _("Requeue…"), "requeue", "requeuerun_preview", "")
+        # Of messages that were handled already a requeue sends none; edited ones are ready to be sent, all of them.
+        one_by_one = [] if ready <= 1 or handled else [one_first]
         actions = (
             *([editing] if edited_first else []),
-            *([one_first] if ready > 1 else []),
-            (_("Requeue %(count)d…") if ready > 1 else _("Requeue…"), "requeue", "requeuerun_preview", ""),
+            *([requeue, *one_by_one] if edited else [*one_by_one, requeue]),
             (_("Hold…"), "hold", "parkedmessage_hold", ""),
             *([editing] if own_page and edits() and not edited_first else []),
             (_("Discard %(count)d…"), "discard", "parkedmessage_discard", ""),
@@ -210,7 +217,7 @@ class ErrorGroupAdmin(Pages):
                 label=counted(label, count=ready),
                 address=f"{self.address(page)}?group={group.pk}{more}",
                 why=why_no_edit if verb == "bulk_edit" else refusal(request, verb, count=1 if more else ready),
-                kind="main" if own_page and place == 0 else "danger" if verb == "discard" else "",
+                kind="main" if own_page and place == 0 and not handled else "danger" if verb == "discard" else "",
             )
             for place, (label, verb, page, more) in enumerate(actions)
             if ready
@@ -273,15 +280,25 @@ def _chosen(asked: str, show: str) -> QuerySet[ErrorGroup]:
 
 
 def _with_origin(groups: QuerySet[ErrorGroup]) -> QuerySet[ErrorGroup]:
-    """Add the type and the error of the message that was parked last, and the number of messages on hold."""
+    """Add the type and error of the message parked last, and the numbers on hold and of those handled already."""
     last = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.PARKED).order_by("-parked_at")
     origins = ParkedOrigin.objects.filter(group=OuterRef("pk"), count__gt=0).order_by()
     waiting = origins.values("group").annotate(n=Sum("count")).values("n")
+    handled = origins.filter(handled=True).values("group").annotate(n=Sum("count")).values("n")
     return groups.annotate(
         type=Subquery(last.values("type")[:1]),
         said=Subquery(last.values("error_text")[:1]),
         held=Greatest(F("parked") - Coalesce(Subquery(waiting), 0), 0),
+        handled=Coalesce(Subquery(handled), 0),
     )
+
+
+def _with_edits(groups: list[Any]) -> list[Any]:
+    """Add the number of parked messages that were edited and not sent since."""
+    unsent = edited_unsent() if groups else Counter[int]()
+    for group in groups:
+        group.edited = unsent[group.pk]
+    return groups
 
 
 def _example(request: HttpRequest, seen: Sequence[ParkedMessage]) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from django.contrib.admin.utils import label_for_field
 from django.db.models import Model, QuerySet
 from django.utils.dateparse import parse_datetime
 from django.utils.formats import number_format
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
+from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_lazy
 
 from django_rmq_retry.conf import settings
 from django_rmq_retry.markup import NOTHING, badge, counted, name, time_ago, visible
@@ -121,10 +121,19 @@ def tick(message: ParkedMessage) -> SafeString:
 def status(message: ParkedMessage) -> SafeString:
     if message.state == State.ON_HOLD and message.held_until:
         return badge(message.state, _("On hold until %(time)s") % {"time": minute(message.held_until)})
-    shown = badge(message.state)
-    if message.unconfirmed:
-        return format_html('{} <span class="rmq-quiet">{}</span>', shown, _("may have been delivered"))
-    return shown
+    return format_html("{}{}", badge(message.state), marks(message))
+
+
+@admin.display(description=gettext_lazy("Status"))
+def marks(message: ParkedMessage) -> SafeString:
+    """Return what else an operator has to know of a message before it is sent."""
+    known = (
+        (message.unconfirmed, _("may have been delivered")),
+        (message.open and message.succeeded_at is not None, _("handled already")),
+        (message.open and message.came_back, _("discarded before")),
+        (message.open and message.version > 1, pgettext("message", "edited")),
+    )
+    return format_html_join("", ' <span class="rmq-quiet">{}</span>', ((text,) for holds, text in known if holds))
 
 
 @admin.display(description=gettext_lazy("Business key"))
@@ -165,9 +174,10 @@ def parked(message: ParkedMessage) -> SafeString:
 CELLS: tuple[Any, ...] = (status, key, kind, failure, queue, attempts, parked)
 
 
-def cells_in_group(*, types: int, queues: int) -> tuple[Any, ...]:
+def cells_in_group(*, types: int, queues: int, marked: bool = False) -> tuple[Any, ...]:
     """Return the cells of a parked message on the page of its group, which has its error, and what all have alike."""
-    return (key, *([kind] if types > 1 else []), *([queue] if queues > 1 else []), attempts, parked)
+    sometimes = ((marks, marked), (kind, types > 1), (queue, queues > 1))
+    return (key, *(cell for cell, needed in sometimes if needed), attempts, parked)
 
 
 def one_short_line(text: str, most: int = LONGEST_CELL) -> str:

@@ -59,6 +59,7 @@ from django_rmq_retry.parked.approvals import open_requests_for
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.groups import growth_began
 from django_rmq_retry.parked.items import OUTCOME_LIMIT, LeftBehind, counted_elsewhere, left_behind_lately
+from django_rmq_retry.parked.unsent_edits import edited_unsent
 from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.publishing import outbox_rows
 
@@ -86,6 +87,10 @@ class ParkedCounts:
     """Messages that wait for an operator."""
 
     count: int = 0
+    handled: int = 0
+    """Those of them of which a copy was handled already."""
+    edited: int = 0
+    """Those of them that were edited and not sent since, as far as ``edited_unsent`` looks for them."""
     recent: int = 0
     """Messages parked in the last ten minutes, whatever became of them since; counted up to MOST_RECENT."""
     recent_at_least: bool = False
@@ -267,6 +272,8 @@ class ParkedByOrigin:
     """The parked messages of each cause in each queue."""
 
     counts: Mapping[tuple[Cause, str], int]
+    handled: int = 0
+    """Those of all of which a copy was handled already."""
 
     @property
     def total(self) -> int:
@@ -301,12 +308,15 @@ def parked_origins() -> ParkedByOrigin:
     facts = {"muted": F("group__muted"), "title": F("group__title")}
     reasoned = Case(When(group__title=F("group__reason"), then=True), default=False, output_field=BooleanField())
     rows = ParkedOrigin.objects.filter(count__gt=0).order_by().values("queue", **facts, reasoned=reasoned)
-    counted = rows.annotate(n=Sum("count")).values_list("muted", "title", "reasoned", "queue", "n")
+    handled = Sum("count", filter=Q(handled=True), default=0)
+    counted = rows.annotate(n=Sum("count"), done=handled)
+    found = list(counted.values_list("muted", "title", "reasoned", "queue", "n", "done"))
     return ParkedByOrigin(
         counts={
             (Cause(not muted, title, bool(reasoned)), queue): number
-            for muted, title, reasoned, queue, number in counted
-        }
+            for muted, title, reasoned, queue, number, _done in found
+        },
+        handled=sum(done for *_origin, done in found),
     )
 
 
@@ -328,6 +338,8 @@ def parked(now: datetime, stopped: Iterable[str], origins: ParkedByOrigin) -> tu
     return (
         ParkedCounts(
             count=origins.total,
+            handled=origins.handled,
+            edited=edited_unsent().total() if origins.total else 0,
             recent=min(lately, MOST_RECENT),
             recent_at_least=lately > MOST_RECENT,
             oldest=totals["oldest"],

@@ -28,6 +28,7 @@ from django_rmq_retry.health.facts import (
     BlockedCounts,
     LargestCause,
     OverdueRetries,
+    ParkedCounts,
     SilentCopies,
     Survey,
 )
@@ -308,7 +309,7 @@ def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
             since=parked.oldest,
             values={
                 **_waited(now - parked.oldest, most or PARKED_TOO_LONG),
-                "cause": _caused(survey),
+                "cause": _handled_already(survey.parked) + _caused(survey),
                 "details": _details(survey, parked.oldest, sending),
                 "runs": [str(run.pk) for run in (*sending[-1:], *(one.run for one in survey.left_behind[:1]))],
                 "request": str(survey.approvals.of_parked[0][0].pk) if survey.approvals.of_parked else "",
@@ -324,6 +325,15 @@ def _in_silent(silent: SilentCopies, now: datetime) -> Iterator[Problem]:
         values = {"number": shown, "span": span(now - silent.oldest)}
         count = min(silent.count, MOST_SURVEYED_MESSAGES)
         yield Problem(code=Code.NO_OUTCOME, count=count, since=silent.oldest, values=values)
+
+
+def _handled_already(parked: ParkedCounts) -> str:
+    """Return how many parked messages need nothing more, because a copy of each was handled; empty if none."""
+    if not parked.handled:
+        return ""
+    if parked.handled >= parked.count:
+        return _(", all handled already")
+    return _(", %(number)s of them handled already") % {"number": number(parked.handled)}
 
 
 def _caused(survey: Survey) -> str:
@@ -342,6 +352,9 @@ def _details(survey: Survey, oldest: datetime, sending: Sequence[RequeueRun]) ->
         f"{one.sentence} {one.explanation}".strip().removesuffix(".") + "."
         for one in survey.left_behind[:MOST_IN_A_TEXT]
     ]
+    if edited := survey.parked.edited:
+        text = ngettext("%(number)s is edited and not sent.", "%(number)s are edited and not sent.", edited)
+        found.append(text % {"number": number(edited)})
     found += [_places(survey.cause, survey.parked.count)] if survey.cause else []
     found.append(_("The oldest %(span)s ago.") % {"span": span(survey.at - oldest)})
     asked = _asked_for(survey.approvals)

@@ -922,6 +922,7 @@ class Migration(migrations.Migration):
                 ("queue", models.CharField(max_length=255)),
                 ("handler", models.CharField(max_length=255)),
                 ("type", models.CharField(max_length=255)),
+                ("handled", models.BooleanField(db_default=False, default=False)),
                 ("count", models.IntegerField()),
                 (
                     "group",
@@ -936,7 +937,9 @@ class Migration(migrations.Migration):
             options={
                 "default_permissions": (),
                 "constraints": [
-                    models.UniqueConstraint(fields=("group", "queue", "handler", "type"), name="rmq_origin_once")
+                    models.UniqueConstraint(
+                        fields=("group", "queue", "handler", "type", "handled"), name="rmq_origin_once"
+                    )
                 ],
             },
         ),

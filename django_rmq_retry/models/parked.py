@@ -191,16 +191,21 @@ class ParkedMinute(models.Model):
 
 
 class OriginKey(NamedTuple):
-    """Where a message of an error group came from: its queue, the handler that failed, and the type of the message."""
+    """Where a message of an error group came from: its queue, the handler that failed, and the type of the message.
+
+    Messages of which a copy was handled already are counted separately: an operator has nothing to decide about them.
+    """
 
     group: int
     queue: str
     handler: str
     type: str
+    handled: bool
 
     @classmethod
     def of(cls, message: "ParkedMessage") -> "OriginKey":
-        return cls(message.group_id, message.queue, message.handler, message.type)
+        handled = message.succeeded_at is not None
+        return cls(message.group_id, message.queue, message.handler, message.type, handled)
 
 
 class ParkedOrigins(models.Manager["ParkedOrigin"]):
@@ -218,7 +223,7 @@ class ParkedOrigins(models.Manager["ParkedOrigin"]):
         """Add to the counters, by one statement for every hundred of them. The groups must be locked."""
         rows = sorted((*origin, count) for origin, count in counts.items() if count)
         if rows:
-            BulkCount(self.model, ("group_id", "queue", "handler", "type", "count"))(rows, using=using)
+            BulkCount(self.model, ("group_id", "queue", "handler", "type", "handled", "count"))(rows, using=using)
 
     def total(self) -> Subquery:
         """Return the number of all parked messages, for a query of something else."""
@@ -240,6 +245,8 @@ class ParkedOrigin(models.Model):
     queue = models.CharField(max_length=255)
     handler = models.CharField(max_length=255)
     type = models.CharField(max_length=255)
+    handled = models.BooleanField(db_default=False, default=False)
+    """True for messages of which a copy was handled already."""
     count = models.IntegerField()
     """Messages in the state *parked* only. A wrong counter may get below 0: it must not block a change of state."""
 
@@ -247,7 +254,9 @@ class ParkedOrigin(models.Model):
 
     class Meta:
         default_permissions = ()
-        constraints = (models.UniqueConstraint(fields=["group", "queue", "handler", "type"], name="rmq_origin_once"),)
+        constraints = (
+            models.UniqueConstraint(fields=["group", "queue", "handler", "type", "handled"], name="rmq_origin_once"),
+        )
 
     def __str__(self) -> str:
         return f"{self.queue} {self.handler} {self.type} {self.count}"

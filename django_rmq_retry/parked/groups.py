@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from django.db import router
-from django.db.models import Case, Count, F, Value, When
+from django.db.models import BooleanField, Case, Count, F, Value, When
 from django.db.models.functions import Coalesce, Greatest, Least
 from django.utils.translation import gettext as _
 
@@ -66,11 +66,12 @@ def _recount_groups(groups: Collection[int]) -> int:
 def _recount_origins(groups: Collection[int], *, using: str) -> set[int]:
     """Count the origins of locked groups again; return the groups with wrong counters."""
     parked = ParkedMessage.objects.using(using).filter(group__in=groups, state=State.PARKED).order_by()
-    counted = parked.values_list("group", "queue", "handler", "type").annotate(n=Count("pk"))
-    true = {OriginKey(*row[:4]): row[4] for row in counted}
+    handled = Case(When(succeeded_at__isnull=False, then=True), default=False, output_field=BooleanField())
+    counted = parked.values_list("group", "queue", "handler", "type", handled).annotate(n=Count("pk"))
+    true = {OriginKey._make((*row[:4], bool(row[4]))): row[5] for row in counted}
     known = ParkedOrigin.objects.using(using).filter(group__in=groups)
-    stored = known.exclude(count=0).values_list("group", "queue", "handler", "type", "count")
-    different = true.items() ^ {(OriginKey(*row[:4]), row[4]) for row in stored}
+    stored = known.exclude(count=0).values_list("group", "queue", "handler", "type", "handled", "count")
+    different = true.items() ^ {(OriginKey(*row[:5]), row[5]) for row in stored}
     wrong = {origin.group for origin, _count in different}
     known.filter(group__in=wrong).delete()
     ParkedOrigin.objects.add({one: count for one, count in true.items() if one.group in wrong}, using=using)

@@ -11,8 +11,16 @@ from django.db.models import F
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.handlers.ticket import Ticket
-from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
-from django_rmq_retry.models.parked import OPEN, reduced
+from django_rmq_retry.models import (
+    ErrorGroup,
+    ItemState,
+    ParkedMessage,
+    ParkedOrigin,
+    RequeueItem,
+    RequeueRun,
+    State,
+)
+from django_rmq_retry.models.parked import OPEN, OriginKey, reduced
 from django_rmq_retry.models.runs import MAY_BE_DELIVERED, NOTHING_SENT
 from django_rmq_retry.parked.database import NOT_WAITING, move, records_alias
 from django_rmq_retry.statements import lock, locking
@@ -36,6 +44,7 @@ def succeeded(ticket: Ticket, at: datetime, *, handled: bool = True) -> None:
         elif record.succeeded_at is None or (handled and record.succeeded_at < at):
             rows = ParkedMessage.objects.using(records_alias()).filter(pk=record.pk)
             rows.update(succeeded_at=at, revision=F("revision") + 1)
+            _count_as_handled(record)
         if handled and not noted_before:
             _count_handled(ticket, at)
         # An item that failed in a run stays failed, unless this success closes the record.
@@ -81,6 +90,15 @@ def _close(record: ParkedMessage, *, handled_at: datetime, at: datetime) -> None
 
 def _locked(pk: int) -> ParkedMessage | None:
     return locking(ParkedMessage.objects.using(records_alias()).filter(pk=pk).defer("body", "properties")).first()
+
+
+def _count_as_handled(record: ParkedMessage) -> None:
+    """Count a locked record, as it was before its first success, as one of those that were handled already."""
+    if record.state != State.PARKED or record.succeeded_at is not None:
+        return
+    lock(ErrorGroup.objects.using(records_alias()).filter(pk=record.group_id))
+    origin = OriginKey.of(record)
+    ParkedOrigin.objects.add({origin: -1, origin._replace(handled=True): 1}, using=records_alias())
 
 
 def _count_handled(ticket: Ticket, at: datetime) -> None:

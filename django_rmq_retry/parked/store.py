@@ -43,7 +43,7 @@ CHANGED = (
     *("attempts", "traceparent", "failed_at", "parked_at", "copies", "copy", "unconfirmed", "claimed_until"),
     *("resolved_at", "resolution"),
 )
-READ = ("pk", "identity", "revision", "cycle", "requeued_at", "queue", "type", *CHANGED)
+READ = ("pk", "identity", "revision", "cycle", "requeued_at", "queue", "type", "succeeded_at", *CHANGED)
 STORE_TRIES = 3
 """Attempts to store a single message while the database accepts others: another transaction may hold a lock."""
 

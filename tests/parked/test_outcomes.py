@@ -59,6 +59,8 @@ def test_a_success_older_than_the_newest_failure_only_sets_its_time(state: State
 
     assert (found.state, found.succeeded_at, found.resolved_at) == (state, minutes(10), None)
     assert counts(found) == [1, 0, 0, 0]
+    # It is counted as one of those that were handled already.
+    assert recount() == 0
 
 
 def test_an_unconfirmed_copy_that_succeeds_closes_its_record_despite_clocks() -> None:

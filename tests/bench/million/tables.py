@@ -134,10 +134,17 @@ _MINUTES = Table(
 _ORIGINS = Table(
     model=ParkedOrigin,
     source="""(
-        SELECT group_id, queue, handler, type, count(*) AS parked FROM rmq_retry_parkedmessage
-        WHERE state = 'parked' GROUP BY 1, 2, 3, 4
+        SELECT group_id, queue, handler, type, succeeded_at IS NOT NULL AS handled, count(*) AS parked
+        FROM rmq_retry_parkedmessage WHERE state = 'parked' GROUP BY 1, 2, 3, 4, 5
     ) AS counted""",
-    values={"group_id": "group_id", "queue": "queue", "handler": "handler", "type": "type", "count": "parked"},
+    values={
+        "group_id": "group_id",
+        "queue": "queue",
+        "handler": "handler",
+        "type": "type",
+        "handled": "handled",
+        "count": "parked",
+    },
 )
 _ATTEMPTS = Table(
     model=Attempt,
