@@ -24,6 +24,7 @@ from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
+from tests.admin.budgets import ADMIN, BUDGETS
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page, own_queries
 from tests.commands.running import run
@@ -31,7 +32,6 @@ from tests.operators.made import requeue_run
 from tests.tooling.marks import NIGHTLY_BUT_ON_SQLITE, nightly_but
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database, *NIGHTLY_BUT_ON_SQLITE]
-ADMIN = "/admin/rmq_retry/"
 LOOKS = (
     "view_parkedmessage",
     "view_errorgroup",
@@ -43,35 +43,6 @@ LOOKS = (
     "view_outboxmessage",
     "view_approvalrequest",
 )
-BUDGETS = {
-    "parkedmessage/": 3,
-    "parkedmessage/?group={group}": 4,
-    "parkedmessage/?queue=payments.main&type=payment.transfer&state=all": 3,
-    "parkedmessage/?reason=retries+exhausted&cycle_min=1": 3,
-    "parkedmessage/?q={key}": 1,
-    "parkedmessage/?q=shared": 5,
-    "parkedmessage/newer/?queue=payments.main&since=2026-11-21T03:00:00Z&after=0": 2,
-    "parkedmessage/{message}/change/": 8,
-    "errorgroup/": 9,
-    "errorgroup/?by=queue": 1,
-    "errorgroup/{group}/change/": 13,
-    "requeuerun/": 3,
-    "requeuerun/{run}/change/": 9,
-    "requeuerun/preview/?sel={named}": 14,
-    "requeuerun/preview/?sel={filtered}": 13,
-    "requeuerun/waiting/?queue=payments.main": 2,
-    "operatoraction/": 3,
-    "livestatus/": 18,
-    "blockedkey/": 3,
-    "outboxmessage/": 2,
-    "queuecontrol/": 5,
-    "consumerprocess/": 2,
-    "approvalrequest/": 7,
-    "approvalrequest/{request}/change/": 14,
-}
-"""The most questions of each page. A preview counts, looks for duplicates, and has one more for each of its findings:
-here are two, one for groups that grow, one for the runs that were stopped, and one for the queues that are paused or
-stopped by their breaker. The page of consumers has a second one for the messages that dead processes had in flight."""
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from django.test import Client
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked.key_text import MOST_KEYS_OF_LIST
 from tests.admin import made
+from tests.admin.budgets import ADMIN, budget_of
 from tests.bench.million import tables
 from tests.bench.million.shapes import Shape
 from tests.bench.million.timing import Timed, timed
 from tests.bench.report import Finding, table
 
-ADMIN = "/admin/rmq_retry/"
 LIST = ADMIN + "parkedmessage/"
 LOOKS = ("view_parkedmessage", "view_errorgroup", "view_requeuerun", "view_operatoraction", "view_livestatus")
 MAY = (*LOOKS, "requeue", "bulk_requeue")
@@ -25,15 +25,19 @@ MAY = (*LOOKS, "requeue", "bulk_requeue")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A page and its targets; without targets only the figure is printed."""
+    """A page and its targets; without targets only the figure is printed. Its queries have their budget."""
 
     name: str
     address: str
     served: float | None = 60.0
-    own: int | None = 6
     sql: float | None = None
     posted: Mapping[str, str] | None = None
     """The form that is posted to the address; the page that answers is measured with it."""
+
+    @property
+    def own(self) -> int | None:
+        """The most queries; a form has no budget."""
+        return None if self.posted else budget_of(self.address)
 
     def verdict(self, took: Timed) -> bool | None:
         """Return True if all targets are met."""
@@ -75,17 +79,17 @@ def pages(shape: Shape) -> Iterator[Shown]:
     yield Shown(name="run list", address=f"{ADMIN}requeuerun/")
     yield Shown(name="audit log", address=f"{ADMIN}operatoraction/")
     yield Shown(name="live status", address=f"{ADMIN}livestatus/")
-    yield Shown(name="preview of one message", address=f"{preview}message={middle}", own=None)
-    yield Shown(name="preview of the biggest group", address=f"{preview}group={group}", served=None, own=None)
+    yield Shown(name="preview of one message", address=f"{preview}message={middle}")
+    yield Shown(name="preview of the biggest group", address=f"{preview}group={group}", served=None)
 
 
 def _whole(preview: str) -> Iterator[Shown]:
     """Return the pages on which an operator acts on all messages of an incident."""
     keys = "\n".join(f"PAY-{number}" for number in range(1, MOST_KEYS_OF_LIST + 1))
-    yield Shown(name="preview of all", address=preview, served=300.0, own=None)
-    yield Shown(name="10,000 pasted keys", address=f"{LIST}keys/", posted={"keys": keys}, served=1000.0, own=None)
+    yield Shown(name="preview of all", address=preview, served=300.0)
+    yield Shown(name="10,000 pasted keys", address=f"{LIST}keys/", posted={"keys": keys}, served=1000.0)
     left_out = {"except": keys, "leave_out": "1"}
-    yield Shown(name="10,000 keys left out", address=preview, posted=left_out, served=1000.0, own=None)
+    yield Shown(name="10,000 keys left out", address=preview, posted=left_out, served=1000.0)
 
 
 def measure(shape: Shape) -> list[Finding]:
