@@ -32,6 +32,9 @@ from django_rmq_retry.markup import visible
 from django_rmq_retry.models import Attempt, LiveStatus
 from django_rmq_retry.wording import number
 
+LONGEST_ATTEMPT = timedelta(hours=1)
+"""The longest attempt whose failure is looked for by its start."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ButtonTarget:
@@ -233,8 +236,7 @@ def _table(rows: Sequence[HandlerRow]) -> dict[str, Any]:
 
 def _counts(known: Survey, levels: Sequence[Level]) -> dict[str, Any]:
     """Return the figures of the tiles, with two further queries."""
-    lately = Attempt.objects.filter(started_at__gte=known.at - timedelta(minutes=1)).order_by()
-    failed = lately.exclude(verdict__in=NO_FAILURE)[: MOST_RECENT + 1].count()
+    failed = _failed_lately(known.at)
     return {
         "parked": known.parked.count,
         "oldest": known.parked.oldest,
@@ -244,3 +246,14 @@ def _counts(known: Survey, levels: Sequence[Level]) -> dict[str, Any]:
         "failed": min(failed, MOST_RECENT),
         "failed_at_least": failed > MOST_RECENT,
     }
+
+
+def _failed_lately(now: datetime) -> int:
+    """Count the attempts whose failure is less than a minute old, however long they took; up to MOST_RECENT and one.
+
+    They are written as they end, so the last rows are those that ended last: an index by start alone would find no end.
+    """
+    began = Attempt.objects.filter(started_at__gte=now - LONGEST_ATTEMPT).exclude(verdict__in=NO_FAILURE)
+    rows = began.order_by("-pk").values_list("started_at", "seconds")[: MOST_RECENT + 1]
+    since = now - timedelta(minutes=1)
+    return sum(started + timedelta(seconds=seconds) >= since for started, seconds in rows)

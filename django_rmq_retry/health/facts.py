@@ -439,6 +439,7 @@ def outbox() -> PendingRows:
         waiting=sum(one.waiting for one in pending),
         failed=sum(one.failed for one in pending),
         oldest=min((one.oldest for one in pending if one.oldest), default=None),
+        answer=next((one.answer for one in pending if one.answer), ""),
     )
 
 

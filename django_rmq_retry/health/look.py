@@ -32,6 +32,7 @@ from django_rmq_retry.health.problems import (
 from django_rmq_retry.health.processes import late_handlers
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import QueueControl, RunWait
+from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.topology.declarations import QUARANTINE, Role
 from django_rmq_retry.wording import listed, messages_counted, number
 
@@ -42,7 +43,7 @@ AWAY = (BrokerUnreachable, BrokerRefused, NotRunning)
 UNCONSUMED = (Code.NO_CONSUMER, Code.IDLE)
 FOLLOWING = (Code.NOT_RECORDED, Code.RUN_IDLE)
 """What no consumer does while none is alive, whichever queue or run it is about."""
-WITH_BROKER = (Code.DISCONNECTED, Code.RETRIES_OVERDUE, Code.OUTBOX_OVERDUE)
+WITH_BROKER = (Code.DISCONNECTED, Code.RETRIES_OVERDUE, Code.OUTBOX_OVERDUE, Code.OUTBOX_REFUSED, Code.OUTBOX_WAITS)
 """What ends by itself once the broker is back, if no consumer reaches it."""
 
 
@@ -94,6 +95,7 @@ class Health:
         last = last_signs(self.survey.processes, self.survey.at) if self.survey else None
         found = merged(found, self.queues, last)
         found += [self.away] if self.away else []
+        found += self._waiting_for_the_broker(found)
         found += self._drift()
         return tuple(sorted(found, key=lambda problem: problem.harm))
 
@@ -127,6 +129,13 @@ class Health:
     def _reached_by_others(self) -> bool:
         known = self.survey
         return known is not None and any(row.connected and row.living(known.at) for row in known.processes)
+
+    def _waiting_for_the_broker(self, found: Iterable[Problem]) -> Iterable[Problem]:
+        """Return how many messages wait in the outbox for a broker that is away, unless they are overdue already."""
+        outbox = self.survey.outbox if self.survey else PendingRows()
+        overdue = any(one.code in (Code.OUTBOX_OVERDUE, Code.OUTBOX_REFUSED) for one in found)
+        if self.away and outbox.waiting and not overdue:
+            yield Problem(code=Code.OUTBOX_WAITS, count=outbox.waiting, since=outbox.oldest)
 
     def of_severity(self, least: Severity) -> tuple[Problem, ...]:
         return tuple(problem for problem in self.problems if problem.severity >= least)

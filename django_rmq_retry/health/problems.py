@@ -292,7 +292,9 @@ def in_outbox(outbox: PendingRows, now: datetime, limits: Limits) -> Iterator[Pr
         yield Problem(code=Code.OUTBOX_FAILED, count=outbox.failed)
     if outbox.oldest is not None and now - outbox.oldest > limits.outbox_age:
         values = _waited(now - outbox.oldest, limits.outbox_age)
-        yield Problem(code=Code.OUTBOX_OVERDUE, count=outbox.waiting, since=outbox.oldest, values=values)
+        code = Code.OUTBOX_REFUSED if outbox.answer else Code.OUTBOX_OVERDUE
+        values["answer"] = outbox.answer.strip().removesuffix(".")
+        yield Problem(code=code, count=outbox.waiting, since=outbox.oldest, values=values)
 
 
 def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:

@@ -380,6 +380,13 @@ class Code(Enum):
         page=ActingPage.OUTBOX,
         runbook="the-outbox-grows",
     )
+    OUTBOX_REFUSED = replace(
+        OUTBOX_OVERDUE,
+        why=_("The broker did not take the oldest of them: %(answer)s."),
+        fix="Correct what the answer names, such as a missing queue: manage.py rmq_declare; manage.py rmq_relay list "
+        "shows the last errors.",
+        known_as="OUTBOX_OVERDUE",
+    )
     CLOCKS_WRONG = _error(Area.CLOCKS)(
         line="clocks: %(difference)s Synchronize both by NTP.",
         text="%(difference)s",
@@ -467,6 +474,13 @@ class Code(Enum):
         text="Further error groups that grow more slowly: %(count)d.",
         why="As long as the cause of each persists, its requeued messages fail again.",
         fix="manage.py rmq_parked groups",
+    )
+    OUTBOX_WAITS = _warning(Area.DATABASE)(
+        text=ngettext_lazy("%(messages)s waits in the outbox.", "%(messages)s wait in the outbox.", "count"),
+        why=_("They are sent once the broker is back."),
+        fix="manage.py rmq_relay list",
+        page=ActingPage.OUTBOX,
+        runbook="the-outbox-grows",
     )
     APPROVAL_WAITS = _warning(Area.PARKED)(
         text=ngettext_lazy(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django.db import models
-from django.db.models import Count, Min, Q
+from django.db.models import Count, Max, Min, Q, Subquery
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
@@ -18,6 +18,8 @@ class PendingRows:
     """Messages that the broker refuses permanently: they need an operator."""
     oldest: datetime | None = None
     """The time of the oldest that waits."""
+    answer: str = ""
+    """What the broker answered to the oldest of those that it did not take; empty if it was asked for none."""
 
 
 class OutboxRows(models.QuerySet["OutboxMessage"]):
@@ -30,8 +32,9 @@ class OutboxRows(models.QuerySet["OutboxMessage"]):
             waiting=Count("pk", filter=waiting),
             oldest=Min("created_at", filter=waiting),
             failed=Count("pk", filter=~waiting),
+            answer=Max(Subquery(self.filter(waiting).exclude(error="").order_by("pk").values("error")[:1])),
         )
-        return PendingRows(**figures)
+        return PendingRows(**{**figures, "answer": figures["answer"] or ""})
 
 
 class OutboxMessage(models.Model):

@@ -784,3 +784,12 @@ def test_the_preview_of_a_large_selection_estimates_the_hidden_messages(
 
     assert "The project's rules were checked for the 2 oldest messages." in Page(preview).text
     assert preview.context["report"].sendable == 1
+
+
+def test_an_attempt_counts_as_failed_lately_by_its_end(page: Client) -> None:
+    """Two payments timed out 26 s ago after two minutes, and the page counted none in the last minute."""
+    one, now = made.message(), timezone.now()
+    for seconds, ended in ((120, 26), (0.1, 26), (120, 90)):
+        made.attempt(one, at=now - timedelta(seconds=seconds + ended), seconds=seconds)
+
+    assert page.get(f"{ADMIN}livestatus/").context["counts"]["failed"] == 2

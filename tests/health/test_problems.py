@@ -626,3 +626,24 @@ def test_a_consumer_that_ended_with_a_fault_beside_living_ones_says_so() -> None
         "1 consumer without a heartbeat for 30 s: web:2 (ended 40 s ago: exit 1: Handler statements.render did not "
         "end within twice its timeout)."
     )
+
+
+def test_an_overdue_outbox_names_the_brokers_answer() -> None:
+    """It told an operator to start a consumer that ran, of a row to which the broker had answered ten times."""
+    waiting = PendingRows(waiting=1, oldest=ago(minutes=11), answer="312 NO_ROUTE")
+    [refused] = needs(surveyed(outbox=waiting), [])
+
+    assert refused.code is Code.OUTBOX_REFUSED
+    assert refused.why == "The broker did not take the oldest of them: 312 NO_ROUTE."
+    assert "rmq_consume" not in refused.fix
+
+
+def test_while_the_broker_is_away_what_waits_in_the_outbox_is_counted_at_once() -> None:
+    away = Problem(code=Code.BROKER_NOT_RUNNING)
+    waiting = surveyed(outbox=PendingRows(waiting=3, oldest=ago(seconds=20)))
+    health = Health(survey=waiting, away=away)
+
+    assert [one.text for one in health.following] == ["3 messages wait in the outbox."]
+    assert needs(waiting, []) == ()
+    overdue = surveyed(outbox=PendingRows(waiting=3, oldest=ago(minutes=20)))
+    assert codes(Health(survey=overdue, away=away).following) == ["OUTBOX_OVERDUE"]
