@@ -69,13 +69,12 @@ class LostAttempts:
 
 
 def failures_counted(record: ParkedMessage) -> QuerySet[Any, Any]:
-    """Return the query of one number, ``n``: the failures of the present cycle, up to those that the message reports.
+    """Return the query of one number, ``n``: the failures of the cycle parked last, up to what the message reports.
 
     It has no row if there are none.
     """
-    known = (
-        attempts_of(record).filter(cycle=record.cycle, number__lte=_reported(record)).exclude(verdict__in=NO_FAILURE)
-    )
+    known = attempts_of(record).filter(cycle=max(record.parked_cycle, 1), number__lte=_reported(record))
+    known = known.exclude(verdict__in=NO_FAILURE)
     return known.order_by().values("cycle").annotate(n=Count("number", distinct=True)).values("n")
 
 
@@ -85,7 +84,7 @@ def lost_attempts(record: ParkedMessage, recorded: int | None) -> LostAttempts |
     The message reports its attempts up to its last arrival in the parked queue.
     """
     lost = LostAttempts(reported=_reported(record), recorded=recorded or 0)
-    return lost if lost.count > 0 and record.parked_cycle == record.cycle else None
+    return lost if lost.count > 0 and not record.requeued_since else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

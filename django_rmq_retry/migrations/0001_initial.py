@@ -365,6 +365,7 @@ class Migration(migrations.Migration):
                 ("attempts", models.PositiveIntegerField(default=0, verbose_name="attempts")),
                 ("traceparent", models.CharField(blank=True, editable=False, max_length=55)),
                 ("cycle", models.PositiveIntegerField(default=1, verbose_name="cycle")),
+                ("published_again", models.BooleanField(db_default=False, default=False, editable=False)),
                 ("version", models.PositiveIntegerField(default=1, verbose_name="version")),
                 ("revision", models.PositiveIntegerField(default=1, editable=False)),
                 ("copies", models.PositiveIntegerField(default=1, verbose_name="copies")),

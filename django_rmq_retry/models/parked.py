@@ -338,6 +338,8 @@ class ParkedMessage(models.Model):
     """The W3C trace context of the attempt after which it was parked, if a hook has set one."""
     cycle = models.PositiveIntegerField(_("cycle"), default=1)
     """The number of times that the message was sent to its queue: 1 before its first requeue."""
+    published_again = models.BooleanField(db_default=False, default=False, editable=False)
+    """True if it was requeued before, but what was parked last is a copy that its sender published again."""
     version = models.PositiveIntegerField(_("version"), default=1)
     """The version of the body: above 1 after an edit."""
     revision = models.PositiveIntegerField(default=1, editable=False)
@@ -418,8 +420,14 @@ class ParkedMessage(models.Model):
     @property
     def parked_cycle(self) -> int:
         """The cycle that ended in the parked queue: not the present one if the message was requeued after it."""
-        requeued = self.requeued_at is not None and self.requeued_at > self.parked_at
-        return self.cycle - 1 if requeued else self.cycle
+        if self.published_again:
+            return 1
+        return self.cycle - 1 if self.requeued_since else self.cycle
+
+    @property
+    def requeued_since(self) -> bool:
+        """True if the message was requeued after it was parked last."""
+        return self.requeued_at is not None and self.requeued_at > self.parked_at
 
 
 KEY_LENGTH = 255

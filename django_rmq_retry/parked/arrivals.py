@@ -150,6 +150,8 @@ def apply_step(record: ParkedMessage, arrival: Arrival, step: Step) -> bool:
         # A hold stays, because the operator set it after the requeue.
         record.state = record.state if record.state == State.ON_HOLD else State.PARKED
         record.claimed_until = None
+    # A copy that a requeue sent has a ticket: one without counts its attempts like those before the first requeue.
+    record.published_again = arrival.ticket is None and record.cycle > 1
     for name, value in arrival.failure().items():
         setattr(record, name, value)
     return True

@@ -71,7 +71,7 @@ def failed(ticket: Ticket, at: datetime, *, error: str, text: str) -> None:
             return
         if ticket.cycle == record.cycle and record.state in IN_FLIGHT:
             failure = {"parked_at": at, "error": error, "error_text": text, "detail": "", "unconfirmed": False}
-            move([record], State.PARKED, claimed_until=None, **failure)
+            move([record], State.PARKED, claimed_until=None, published_again=False, **failure)
             ErrorGroup.objects.filter(pk=record.group_id).update(failed_again=F("failed_again") + 1)
         _end_items(ticket, ItemState.FAILED, at, of=MAY_BE_DELIVERED)
 

@@ -41,7 +41,7 @@ values_of = attrgetter(*COLUMNS)
 CHANGED = (
     *("state", "group_id", "parked_in", "handler", "by", "reason", "detail", "error", "error_text", "summary"),
     *("attempts", "traceparent", "failed_at", "parked_at", "copies", "copy", "unconfirmed", "claimed_until"),
-    *("resolved_at", "resolution"),
+    *("resolved_at", "resolution", "published_again"),
 )
 READ = ("pk", "identity", "revision", "cycle", "requeued_at", "queue", "type", "succeeded_at", *CHANGED)
 STORE_TRIES = 3

@@ -399,6 +399,21 @@ class TestADiscardedMessageThatArrivesAgain:
         assert "arrived again" not in Page(page.get(f"{LIST}{one.pk}/change/")).text
 
 
+def test_the_failures_of_a_second_publish_are_not_those_of_a_requeue(page: Client) -> None:
+    """Its attempts are counted like those before the first requeue, and none of them is missed."""
+    store(by_us(id="PAY-8"))
+    ParkedMessage.objects.update(state="processed", cycle=2, resolved_at=timezone.now(), requeued_at=timezone.now())
+    later = int((timezone.now() + timedelta(seconds=1)).timestamp() * 1000)
+    store(by_us(id="PAY-8", at=later))
+    for number in range(1, 6):
+        made.attempt(the_record(), number)
+    told = Page(page.get(f"{LIST}{the_record().pk}/change/")).text
+
+    assert "It failed 5 times, then it was parked" in told
+    assert "was not recorded" not in told
+    assert "were not recorded" not in told
+
+
 class TestTheProof:
     def test_has_times_operator_keys_left_out_and_failures_by_error(self, page: Client) -> None:
         cause = made.group()
