@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
@@ -275,9 +276,12 @@ def with_seen_examples(request: HttpRequest, finding: RequeueFinding) -> Requeue
     return replace(finding, examples=tuple(one for one in finding.examples if one[0] in known))
 
 
-def sample(request: HttpRequest, selection: Selection, count: int = MOST_OLDEST) -> list[ParkedMessage]:
-    """Return the oldest messages, without those that the user may not see."""
-    rows = selection.queryset().defer("body", "properties").order_by("parked_at", "pk")[:count]
+def sample(
+    request: HttpRequest, selection: Selection, count: int = MOST_OLDEST, *, left_out: Q | None = None
+) -> list[ParkedMessage]:
+    """Return the oldest messages, without those that are left out or that the user may not see."""
+    meant = selection.queryset().exclude(left_out) if left_out else selection.queryset()
+    rows = meant.defer("body", "properties").order_by("parked_at", "pk")[:count]
     return [row for row in rows if not refusal(request, "view", message=row)]
 
 

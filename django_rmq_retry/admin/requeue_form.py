@@ -27,7 +27,7 @@ from django_rmq_retry.admin.queues import StoppedBadge, StoppedQueues
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.markup import counted
-from django_rmq_retry.models import ErrorGroup, ItemReason
+from django_rmq_retry.models import ErrorGroup, ItemReason, RequeueRun, RunState
 from django_rmq_retry.ordering.keys import blocked_by
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.findings import RequeueReport, RequeueTerms, first_sendable, report
@@ -141,7 +141,7 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
         "causes": [(group.pk, names[group.pk], count) for group, count in groups],
         **growing,
         "tests_first": form.options.canary or bool(growing["growing"]),
-        "under_way": under_way(selection.queryset()),
+        "under_way": _under_way(selection, found),
         "left_behind": left_behind(selection.queryset(), [group.pk for group, _count in groups]),
         "asked_for": labels.asked_for(selection.queryset()),
         "opens_requests": not refusal(request, "view_request"),
@@ -163,7 +163,7 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
         "reason_needed": bool(lacks_reason(found.total, "")),
         "seconds": found.sendable / form.options.rate if form.options.rate else None,
         "targets": [name for name, one in queues.items() if one.role not in NO_TARGETS],
-        "sample": sample(request, selection),
+        "sample": sample(request, selection, left_out=found.refused),
         "look": look,
         "levels": targets_of(found.queues, look),
     }
@@ -174,6 +174,18 @@ def _groups(selection: Selection, found: RequeueReport) -> list[tuple[ErrorGroup
     counts = found.groups if selection.group is None else ((selection.group, found.total),)
     groups = ErrorGroup.objects.in_bulk([group for group, _count in counts])
     return [(groups[group], count) for group, count in counts if group in groups]
+
+
+def _under_way(selection: Selection, found: RequeueReport) -> list[tuple[RequeueRun, int]]:
+    """Return the active runs that are to send some of the messages; what one sends now is counted as in the finding.
+
+    The run goes on between two queries, and one page must not have two numbers.
+    """
+    runs = under_way(selection.queryset())
+    sending = [run for run, _count in runs if run.state != RunState.PAUSED]
+    if len(sending) != 1 or not found.under_way:
+        return runs
+    return [(run, found.under_way if run in sending else count) for run, count in runs]
 
 
 def _growing(groups: Sequence[tuple[ErrorGroup, int]]) -> dict[str, Any]:

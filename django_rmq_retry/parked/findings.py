@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -148,6 +148,8 @@ class RequeueReport:
     newest: datetime | None
     queues: tuple[tuple[str, int], ...]
     """Target queues with their numbers of messages, largest first."""
+    refused: Q = field(default_factory=Q)
+    """The condition of the messages that are left out."""
     groups: tuple[tuple[int, int], ...] = ()
     """If messages of several error groups are named or listed, each with its number of messages, largest first."""
 
@@ -194,6 +196,7 @@ def report(selection: Selection, terms: RequeueTerms | None = None) -> RequeueRe
         oldest=totals.oldest,
         newest=totals.newest,
         queues=((terms.target, sendable),) if terms.target else totals.queues,
+        refused=refused,
         groups=totals.groups,
     )
 

@@ -10,8 +10,10 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import Message
+from django_rmq_retry.admin import requeue_form
 from django_rmq_retry.admin.cards import cards_of
 from django_rmq_retry.models import ErrorGroup, ItemReason, OperatorAction, ParkedMessage, RequeueItem, RequeueRun
+from django_rmq_retry.parked import items
 from django_rmq_retry.parked.actions import discard, restore
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.run_steering import resume_run
@@ -340,6 +342,21 @@ class TestASecondRun:
         assert other.items.filter(skip_code=ItemReason.UNDER_WAY).count() == 2
         assert "are sent by another requeue run" not in Page(previewed(page, group=self.group(run))).text
 
+    def test_has_one_number_on_a_page_although_it_sends_meanwhile(
+        self, page: Client, run: RequeueRun, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        counted = items.under_way
+
+        def sent_since(rows: Any) -> Any:
+            RequeueItem.objects.filter(pk=run.items.all()[0].pk).update(state="sent")
+            return counted(rows)
+
+        monkeypatch.setattr(requeue_form, "under_way", sent_since)
+        said = Page(previewed(page, group=self.group(run))).text
+
+        assert "2 are sent by another requeue run" in said
+        assert f"Requeue run {run.pk} by ann sends 2 of these now." in said
+
     def test_does_not_keep_back_a_message_that_was_edited_since(self, page: Client, run: RequeueRun) -> None:
         one = run.items.all()[0].message
         ParkedMessage.objects.filter(pk=one.pk).update(revision=F("revision") + 1)
@@ -377,6 +394,7 @@ class TestADiscardedMessageThatArrivesAgain:
         press(page, preview, "Requeue 1 message")
 
         assert "1 was discarded by an operator, and arrived again" in Page(preview).text
+        assert [one.pk for one in preview.context["sample"]] == [other.pk]
         assert included.context["report"].sendable == 2
         assert [item.skip_code for item in RequeueItem.objects.order_by("message")] == [ItemReason.DISCARDED, ""]
 
