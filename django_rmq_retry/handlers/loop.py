@@ -13,8 +13,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Hashable
+from concurrent import futures
 from concurrent.futures import Executor, Future
-from concurrent.futures import TimeoutError as NotYet
 from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
@@ -257,18 +257,16 @@ class HandlerLoop:
         """Enter the lifespan, whose value messages get as ``state``; return False if ``stopping`` comes first."""
         opened: Future[object] = Future()
         self._life = asyncio.run_coroutine_threadsafe(self._live(lifespan, opened), self._loop)
-        while True:
-            try:
-                self._state = opened.result(LOOK_SECONDS)
-            except NotYet:
-                if stopping():
-                    return False
-            except BaseException as error:
-                raise LifespanFailed(
-                    f"RMQ_RETRY['LIFESPAN'] failed before the first message: {ErrorNote.of(error)}"
-                ) from error
-            else:
-                return True
+        while not futures.wait([opened], LOOK_SECONDS).done:
+            if stopping():
+                return False
+        try:
+            self._state = opened.result()
+        except BaseException as error:
+            raise LifespanFailed(
+                f"RMQ_RETRY['LIFESPAN'] failed before the first message: {ErrorNote.of(error)}"
+            ) from error
+        return True
 
     def close(self, timeout: float = CLOSE_SECONDS) -> bool:
         """Cancel the handlers that still run, leave the lifespan and end; return False if that takes too long.

@@ -37,7 +37,7 @@ _STEP = re.compile(r"\[[^\]]*\]|[^.\[\]$]+")
 # A text that may be a Decimal without a value, or one of any size: int() of 1e999999999 exhausts the memory. Decimal
 # takes spaces around a number, underscores in it, and all digits of Unicode, which JSON may also write as escapes.
 _RISKY = re.compile(
-    rb'"[ _+-]*(?:[sS]?_*[nN]_*[aA]_*[nN]|[iI]_*[nN]_*[fF]|[0-9_.]+[eE]|[0-9_.]{309}|[0-9_.sSnNaAiI]*[\\\x80-\xff])'
+    rb'"[ _+-]*+(?:[sS]?_*[nN]_*[aA]_*[nN]|[iI]_*[nN]_*[fF]|[0-9_.]+[eE]|[0-9_.]{309}|[0-9_.sSnNaAiI]*[\\\x80-\xff])'
 )
 
 
@@ -113,17 +113,18 @@ def _fit(kind: Any, handler: str) -> Fit:
 
 def _parts(kind: Any) -> Iterator[type]:
     """Yield the classes that a type is made of; those of pydantic's own models are not looked into."""
-    for part in _written(kind, set()):
+    for part in _written(kind, {}):
         named = get_origin(part) or part
         if isinstance(named, type):
             yield named
 
 
-def _written(kind: Any, seen: set[int]) -> Iterator[Any]:
+def _written(kind: Any, seen: dict[int, Any]) -> Iterator[Any]:
     """Yield a type and the types that it is made of, as they are written: ``list[Payment]`` before ``Payment``."""
     if id(kind) in seen:
         return
-    seen.add(id(kind))
+    # Kept, because most are made by get_type_hints: the id of one that is gone would be given to another.
+    seen[id(kind)] = kind
     yield kind
     named = get_origin(kind) or kind
     for part in (*get_args(kind), *_hints(named).values(), *_meant(named)):
@@ -148,7 +149,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _is_keyed_by_decimals(kind: Any) -> bool:
-    mappings = (part for part in _written(kind, set()) if _is_mapping(get_origin(part)) and get_args(part))
+    mappings = (part for part in _written(kind, {}) if _is_mapping(get_origin(part)) and get_args(part))
     return any(Decimal in _parts(get_args(one)[0]) for one in mappings)
 
 
@@ -327,7 +328,10 @@ def _decimals(plain: object, path: str) -> Iterator[tuple[str, Decimal]]:
             yield from _decimals(inner, f"{path}[{number}]")
 
 
-def _unusable(number: Decimal) -> str:
+def _unusable(number: object) -> str:
+    # The default of a field may be of another type, such as 0 or None.
+    if not isinstance(number, Decimal):
+        return ""
     if not number.is_finite():
         return "it is no number"
     return "its exponent is too large" if abs(number.adjusted()) > MAGNITUDE_LIMIT else ""

@@ -512,18 +512,31 @@ def test_the_lifespan_is_entered_and_left_once_in_one_task() -> None:
     assert notes[0] is notes[3]
 
 
-def fail() -> None:
-    raise ConnectionError("the bank is away")
+def fail(error: Exception) -> None:
+    raise error
 
 
 def test_a_lifespan_that_fails_says_so_in_one_sentence(running: Running) -> None:
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        fail()
+        fail(ConnectionError("the bank is away"))
         yield
 
     with pytest.raises(LifespanFailed, match=r"^RMQ_RETRY\['LIFESPAN'\] failed .*: ConnectionError: the bank is away$"):
         running.loop.open(lifespan)
+
+
+def test_a_lifespan_that_runs_into_a_timeout_has_failed(running: Running) -> None:
+    """Its TimeoutError was taken for the one of the wait for it, and the process never began."""
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        fail(TimeoutError("the bank does not answer"))
+        yield
+
+    end = time.monotonic() + PATIENCE
+    with pytest.raises(LifespanFailed, match=r"TimeoutError: the bank does not answer$"):
+        running.loop.open(lifespan, stopping=lambda: time.monotonic() > end)
 
 
 def test_a_lifespan_that_is_no_context_manager_is_told_the_right_form(running: Running) -> None:
