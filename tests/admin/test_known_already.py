@@ -8,7 +8,9 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry.models import ErrorGroup, MessageVersion, ParkedMessage
+from django_rmq_retry.parked.edit import propose, store
 from django_rmq_retry.parked.groups import recount
+from django_rmq_retry.parked.operators import Actor
 from tests.admin import made
 from tests.admin.conftest import operating
 from tests.admin.looking import Page
@@ -120,3 +122,16 @@ def test_a_preview_of_edited_messages_sends_them(page: Client) -> None:
     edited(group)
 
     assert previewed(page, group=group.pk).context["report"].sendable == 1
+
+
+def test_a_message_page_says_by_whom_it_was_edited_and_has_the_x_death_among_its_headers(
+    page: Client, settings: Any
+) -> None:
+    operating(settings, EDITABLE={"*": True})
+    death = {"queue": "payments.main", "reason": "rejected", "count": 3, "exchange": "", "routing-keys": ["transfer"]}
+    one = made.message(properties=made.properties({"x-death": [death]}))
+    store(one.pk, Actor.of_code("ann"), propose(one, text="{}"), version=1, reason="x")
+    shown = told(page, f"parkedmessage/{one.pk}/change/")
+
+    assert "Edited by ann, " in shown
+    assert shown.index("Headers and properties") < shown.index("The broker's own count (x-death)")
