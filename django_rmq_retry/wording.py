@@ -82,4 +82,13 @@ def second(at: datetime) -> str:
 
 def _time_of_day(at: datetime, form: str) -> str:
     local = timezone.localtime(at)
-    return local.strftime(form if local.date() == timezone.localdate() else f"%Y-%m-%d {form}")
+    shown = local.strftime(form if local.date() == timezone.localdate() else f"%Y-%m-%d {form}")
+    return shown + zone_beside_utc(local)
+
+
+def zone_beside_utc(local: datetime) -> str:
+    """Return the name of a local time's zone for commands, alerts and logs, which have other times in UTC beside it.
+
+    They speak no language; the pages of a site do, and have one zone.
+    """
+    return "" if get_language() else f" {local.tzname()}"

@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry.policies.breaker import CLOSED, Circuit
+from django_rmq_retry.wording import zone_beside_utc
 
 CLOCK_SKEW_SECONDS = 60.0
 """Seconds by which the clocks of hosts may differ, before a time further ahead is ignored."""
@@ -103,7 +104,7 @@ def clock(epoch: float) -> str:
     """Return the time of day, with the date if it is not today."""
     at = timezone.localtime(datetime.fromtimestamp(epoch, UTC))
     form = "H:i:s" if at.date() == timezone.localdate() else "Y-m-d H:i:s"
-    return date_format(at, form)
+    return date_format(at, form) + zone_beside_utc(at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -640,7 +640,7 @@ class TestParked:
 
         assert parked.startswith("2 messages parked: BankDown")
 
-        assert re.match(rf"Error group {grown.pk} grows: 2 messages since [\d:]+ \(BankDown", problem)
+        assert re.match(rf"Error group {grown.pk} grows: 2 messages since [\d:]+ \w+ \(BankDown", problem)
         assert fix.startswith(f"manage.py rmq_parked list --group {grown.pk};")
         for out in (None, Terminal()):
             assert "\x1b[2J" not in run("rmq_doctor", out=out).out

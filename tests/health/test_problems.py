@@ -304,6 +304,19 @@ def test_a_blocking_broker_is_named_in_the_readers_language() -> None:
     assert not set(english) & set(german)
 
 
+def test_a_command_says_the_zone_of_a_time_beside_its_times_in_utc_and_a_page_does_not() -> None:
+    held = surveyed(**stopped(paused=True, since=NOW, until=ago(minutes=-5)))
+    reads = (process(1, queues=["a b"]),)
+    probed = surveyed(processes=reads, **stopped(opened=True, opened_at=NOW, probe_at=ago(minutes=-1)))
+    with override(None):
+        said = [one.why for known in (held, probed) for one in needs(known, [])]
+    shown = [one.why for known in (held, probed) for one in needs(known, [])]
+
+    zone = timezone.localtime(NOW).tzname()
+    assert [text.endswith(f" {zone}.") for text in said] == [True, True], said
+    assert not any(f" {zone}" in text for text in shown)
+
+
 def test_limits_of_a_command_replace_or_turn_off_those_of_the_rules() -> None:
     old = ago(days=2)
     survey = surveyed(
