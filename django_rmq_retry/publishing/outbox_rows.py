@@ -35,6 +35,12 @@ COLUMNS = (
 )
 INSERTED_AT_ONCE = 76
 """Rows in one statement: an old SQLite accepts at most 999 values."""
+COPIED_FROM = 50
+"""The number of rows from which PostgreSQL takes them faster by COPY, which needs two statements."""
+RESERVED_IDS = (
+    "SELECT nextval(name) FROM (SELECT pg_get_serial_sequence(%s, 'id')::regclass AS name) AS own, "
+    "generate_series(1, %s) WHERE has_sequence_privilege(name, 'USAGE')"
+)
 MOST_STATEMENT_BYTES = 4 * 1024 * 1024
 """Bytes of bodies in one statement: MariaDB with default settings refuses larger ones."""
 
@@ -116,6 +122,8 @@ def insert(messages: Sequence[Message], *, using: str, lease: float) -> list[Out
     due = now + timedelta(seconds=lease)
     adapted = connection.ops.adapt_datetimefield_value
     times = adapted(now), adapted(due)
+    if len(messages) >= COPIED_FROM and (ids := _copy(connection, messages, times)):
+        return [OutboxRow(id=id, message=message, due_at=due) for id, message in zip(ids, messages, strict=True)]  # noqa: A001
     rows: list[OutboxRow] = []
     at_once = INSERTED_AT_ONCE if connection.features.can_return_rows_from_bulk_insert else 1
     parts = _parts(messages, at_once) if len(messages) > 1 else [messages]
@@ -125,6 +133,23 @@ def insert(messages: Sequence[Message], *, using: str, lease: float) -> list[Out
             ids = _insert_values(connection, values, len(some))
             rows += [OutboxRow(id=id, message=message, due_at=due) for id, message in zip(ids, some, strict=True)]  # noqa: A001
     return rows
+
+
+def _copy(connection: BaseDatabaseWrapper, messages: Sequence[Message], times: tuple[Any, Any]) -> list[int]:
+    """Insert rows by COPY and return their ids; none if that is impossible, as only psycopg 3 has such a copy()."""
+    with connection.cursor() as cursor:
+        if connection.vendor != "postgresql" or not hasattr(cursor, "copy"):
+            return []
+        # COPY returns no ids. A user who may insert need not have the right to use the sequence by its name.
+        cursor.execute(RESERVED_IDS, [TABLE, len(messages)])
+        ids = sorted(int(one) for (one,) in cursor.fetchall())
+        if ids:
+            quote = connection.ops.quote_name
+            columns = ", ".join(map(quote, ("id", *COLUMNS)))
+            with cursor.copy(f"COPY {quote(TABLE)} ({columns}) FROM STDIN") as copy:
+                for id, message in zip(ids, messages, strict=True):  # noqa: A001
+                    copy.write_row((id, *_values(connection, message, times)))
+        return ids
 
 
 def _parts(messages: Sequence[Message], at_once: int) -> Sequence[Sequence[Message]]:

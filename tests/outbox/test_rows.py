@@ -86,6 +86,22 @@ def test_rows_of_one_transaction_are_sent_together_and_deleted_by_one_query(post
     assert len([query for query in queries if "DELETE" in query["sql"]]) == 1
 
 
+@pytest.mark.parametrize("reserved", [outbox_rows.RESERVED_IDS, outbox_rows.RESERVED_IDS + " AND false"])
+def test_many_messages_of_a_transaction_keep_their_order_and_bytes(
+    post: Post, monkeypatch: pytest.MonkeyPatch, reserved: str
+) -> None:
+    """The second case is that of a PostgreSQL user who may not use the sequence."""
+    monkeypatch.setattr(outbox_rows, "RESERVED_IDS", reserved)
+    body, keys = b"\\x\t\n\0\xff", [f"q{number}" for number in range(200)]
+    with transaction.atomic():
+        publish_many([message_of(body, routing_key=key, codec=Raw()) for key in keys])
+        rows = OutboxMessage.objects.order_by("pk").values_list(*outbox_rows.READ)
+        found = [outbox_rows.row_from_table(row).message for row in rows]
+        assert [(one.routing_key, one.body) for one in found] == [(key, body) for key in keys]
+
+    assert (post.keys, kept()) == (keys, [])
+
+
 def test_without_the_outbox_a_message_is_sent_on_commit(post: Post) -> None:
     with transaction.atomic():
         publish(1, routing_key="q", outbox=False)
