@@ -56,7 +56,8 @@ def idle(message: Delivery) -> None:
 @handler("chaos.once", policy=patient, once=not planted("not_once"))
 def once(message: Delivery) -> None:
     act(message)
-    Effect.objects.create(name=message.data["id"], attempt=message.attempt)
+    with transaction.atomic():
+        Effect.objects.create(name=message.data["id"], attempt=message.attempt)
 
 
 @handler("chaos.sale", policy=patient)
