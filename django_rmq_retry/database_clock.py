@@ -3,13 +3,14 @@
 import logging
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import MAXYEAR, UTC, datetime, timedelta
 
 from django.conf import settings
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
+from django_rmq_retry.messages.properties import EPOCH
 from django_rmq_retry.wording import span
 
 log = logging.getLogger("django_rmq_retry")
@@ -130,5 +131,20 @@ def _read(connection: BaseDatabaseWrapper) -> ClockReading:
 
 def stored(seconds: float) -> datetime:
     """Return a time in seconds of the epoch as ``now`` returns it."""
-    at = datetime.fromtimestamp(seconds, UTC)
+    return _as_stored(datetime.fromtimestamp(seconds, UTC))
+
+
+def stated_time(milliseconds: int) -> datetime | None:
+    """Return the time that a message states; None if it states none, or one outside the calendar."""
+    if milliseconds <= 0:
+        return None
+    try:
+        at = EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return None
+    # Exclude the last year: in another time zone it may already be the next one.
+    return None if at.year == MAXYEAR else _as_stored(at)
+
+
+def _as_stored(at: datetime) -> datetime:
     return at if settings.USE_TZ else timezone.make_naive(at, timezone.get_default_timezone())

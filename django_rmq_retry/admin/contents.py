@@ -7,13 +7,13 @@ from datetime import datetime
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.conf import settings
+from django_rmq_retry.database_clock import stated_time
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.markup import visible
 from django_rmq_retry.messages.deaths import MOST_DEATHS_SHOWN, Death, deaths, well_formed
 from django_rmq_retry.messages.header_names import BROKERS_OWN, PREFIX
 from django_rmq_retry.messages.masking import HIDDEN, body_text, hides, indented, is_json, masked, without
 from django_rmq_retry.messages.properties import Properties, decode_properties
-from django_rmq_retry.parked.arrivals import stated_time
 from django_rmq_retry.parked.edit import as_text
 from django_rmq_retry.parked.links import trace_link
 

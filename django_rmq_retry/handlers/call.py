@@ -107,11 +107,16 @@ def log_left_open(whose: str, found: Sequence[LeftOpen]) -> None:
         log.error("%s: %s", whose, left, extra={"event": "left_open", "database": left.database})
 
 
+def never_ran(answer: object) -> bool:
+    """True for a function's result whose code has not run: a generator, or what has to be awaited."""
+    return inspect.isgenerator(answer) or inspect.isasyncgen(answer) or isinstance(answer, Awaitable)
+
+
 def _run_already(answer: Any, name: str) -> Any:
     """Return the answer; raise NeverRan, and close it, if its code has not run."""
-    generating = inspect.isgenerator(answer) or inspect.isasyncgen(answer)
-    if not generating and not isinstance(answer, Awaitable):
+    if not never_ran(answer):
         return answer
+    generating = inspect.isgenerator(answer) or inspect.isasyncgen(answer)
     if inspect.iscoroutine(answer) or inspect.isgenerator(answer):
         with suppress(Exception):
             answer.close()

@@ -419,11 +419,10 @@ class HandlerLoop:
     async def _end(self) -> None:
         try:
             await _cancelled([task for task, _ in list(self._coroutines.values()) if task is not None])
-            if self._life is not None:
+            if self._life is not None and self._opened:
                 self._leave.set()
-                if not self._opened:
-                    self._life.cancel()
                 await asyncio.wait([asyncio.wrap_future(self._life)])
+            # A lifespan that is not entered yet is one of them: it may clean up, too.
             await _cancelled(list(asyncio.all_tasks() - {asyncio.current_task()}))
             await self._loop.shutdown_asyncgens()
         finally:

@@ -10,6 +10,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.attempts.history import attempts_of, count_attempts, failures_counted, lost_attempts
 from django_rmq_retry.conf import settings
+from django_rmq_retry.database_clock import stated_time
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management.arguments import MOST_LISTED, add_limit, positive
@@ -22,7 +23,6 @@ from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, Attempt, ErrorGroup, OperatorAction, ParkedMessage, State
 from django_rmq_retry.models.parked import reason_text
-from django_rmq_retry.parked.arrivals import stated_time
 from django_rmq_retry.parked.audit import acts_on, log_action, messages_named
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.findings import sends_any

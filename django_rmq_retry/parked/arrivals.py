@@ -4,13 +4,11 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import MAXYEAR, datetime, timedelta
+from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from django.conf import settings
-from django.utils import timezone
-
+from django_rmq_retry.database_clock import stated_time
 from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers.business_keys import business_keys
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
@@ -19,7 +17,6 @@ from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.identity import message_identity
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import By, ParkedCopy, read_parked
-from django_rmq_retry.messages.properties import EPOCH
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.messages.tracebacks import Grouping, untraced
 from django_rmq_retry.models import ParkedMessage, State
@@ -155,20 +152,6 @@ def apply_step(record: ParkedMessage, arrival: Arrival, step: Step) -> bool:
     for name, value in arrival.failure().items():
         setattr(record, name, value)
     return True
-
-
-def stated_time(milliseconds: int) -> datetime | None:
-    """Return the time that a message states; None if it states none, or one outside the calendar."""
-    if milliseconds <= 0:
-        return None
-    try:
-        at = EPOCH + timedelta(milliseconds=milliseconds)
-    except OverflowError:
-        return None
-    # Exclude the last year: in another time zone it may already be the next one.
-    if at.year == MAXYEAR:
-        return None
-    return at if settings.USE_TZ else timezone.make_naive(at)
 
 
 def _group(parked: ParkedCopy) -> Grouping:

@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.tasks.api import task_backends
+from django_rmq_retry.tasks.known import every
 from django_rmq_retry.tasks.options import TaskOptions, options_of, queues_of
 from django_rmq_retry.tasks.policies import misfit, own_policies
 
@@ -39,14 +40,13 @@ def found(alias: str, params: Mapping[str, Any]) -> Iterator[CheckMessage]:
         return
     yield from _shared(alias, options)
     for path, own in own_policies(alias).items():
-        for name in options.queues:
-            if why := misfit(own, options.policies.get(name, known.policy)):
-                yield _error(
-                    "E072",
-                    f"Task {path} has a policy that queue {name!r} cannot have: {why}. The queue's own one is used.",
-                    hint="Change @policy(…), or give all tasks of TASKS one carrier.",
-                )
-                break
+        name = every()[path].queue_name
+        if why := misfit(own, options.policies.get(name, known.policy)):
+            yield _error(
+                "E072",
+                f"Task {path} has a policy that queue {name!r} cannot have: {why}. The queue's own one is used.",
+                hint="Change @policy(…), or give all tasks of the queue one carrier.",
+            )
     if options.results is None:
         return
     if not known.records:

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from django.db import DatabaseError, connections, router, transaction
+from django.db import Error, connections, router, transaction
 from django.utils import timezone
 
 from django_rmq_retry import database_clock
@@ -62,7 +62,7 @@ def results_alias() -> str:
 def send_and_store(result: AnyResult, message: Message, *, kept: timedelta, send: Callable[[], object]) -> None:
     """Send the message of a task and store its row: with the message, if that waits for a commit in this database.
 
-    If it is sent at once, the row follows it: a task whose row is missing is completed by one of its consumer.
+    If it is sent at once, the row follows it: its consumer adds the row of a task that has succeeded before.
     """
     using, open_in = results_alias(), outbox.writer.open_transaction()
     queue, now = result.task.queue_name, result.enqueued_at or timezone.now()
@@ -105,7 +105,7 @@ def _insert(row: StoredResult, using: str, lasts: timedelta) -> None:
 def _insert_late(row: StoredResult, using: str, lasts: timedelta) -> None:
     try:
         _insert(row, using, lasts)
-    except DatabaseError as error:
+    except Error as error:
         text = "Task %s %r was sent, and its result cannot be read before it has succeeded: %s"
         log.error(text, row.task, row.pk, error, extra={"event": "result_unstored", "message_id": row.pk})  # noqa: TRY400
 
@@ -139,9 +139,8 @@ def kept_row(attempt: FinishedAttempt, task: AnyTask, *, backend: str, kept: tim
 
 
 def enqueued_at(delivery: Delivery) -> datetime | None:
-    """Return the time of a message, which has whole seconds."""
-    seconds = delivery.properties.timestamp
-    return None if seconds is None else database_clock.stored(seconds)
+    """Return the time of a message, which has whole seconds; None if it has none, or one outside the calendar."""
+    return database_clock.stated_time((delivery.properties.timestamp or 0) * 1000)
 
 
 def store(rows: Sequence[StoredResult]) -> None:

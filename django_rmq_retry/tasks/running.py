@@ -9,6 +9,7 @@ from typing import Any
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.attempts.rows import chain_of
+from django_rmq_retry.handlers.call import never_ran
 from django_rmq_retry.handlers.contracts import FinishedAttempt, Kept
 from django_rmq_retry.handlers.handler import limited
 from django_rmq_retry.handlers.loop import handler_loop
@@ -60,9 +61,11 @@ class TaskRunner:
         task_started.send_robust(sender=self.sender, task_result=result)
         context = (TaskContext(task_result=result),) if task.takes_context else ()
         value = self._called(partial(task.func, *context, *result.args, **result.kwargs), message)
+        if never_ran(value):
+            # It is an error of any handler.
+            return value
         if self.kept is None:
-            # What has not run yet is an error of any handler.
-            return value if inspect.isgenerator(value) or inspect.isawaitable(value) else None
+            return None
         try:
             value = normalize_json(value)
             json.dumps(value, allow_nan=False)

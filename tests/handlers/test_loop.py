@@ -554,6 +554,9 @@ def test_a_stop_does_not_wait_for_a_lifespan_that_hangs(running: Running) -> Non
         try:
             await asyncio.Event().wait()
         finally:
+            # A second cancellation would end this.
+            for _ in range(100):
+                await asyncio.sleep(0)
             stopped.append("left")
         yield
 

@@ -105,6 +105,12 @@ def test_a_task_that_its_queue_cannot_retry_is_found(load: Load) -> None:
     )
 
 
+def test_a_policy_has_to_fit_the_queue_of_its_task_only(load: Load) -> None:
+    load(policies={"emails": RetryThenPark(via=InPlace(), backoff=Fixed(1))})
+
+    assert [one.msg for one in checked() if one.id == "rmq_retry.E072"] == []
+
+
 def test_results_need_records(load: Load) -> None:
     load(results=timedelta(days=60), settings={"RMQ_RETRY": {"RECORDS": False}})
 

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db import InterfaceError
 from django.utils import timezone
 
 from django_rmq_retry import Fixed, RetryThenPark, database_clock, publish
@@ -11,6 +12,7 @@ from django_rmq_retry.models import Attempt, StoredResult
 from django_rmq_retry.parked.retention import delete_expired_results
 from django_rmq_retry.tasks import results
 from django_rmq_retry.tasks.api import TaskResultDoesNotExist, TaskResultStatus, task_backends
+from tests.handlers.factories import delivery
 from tests.tasks.conftest import WEEK, Load, RecordingTest
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
@@ -106,6 +108,43 @@ def test_without_results_nothing_is_stored_and_any_value_is_ignored(load: Load, 
     assert not task_backends["default"].supports_get_result
     with pytest.raises(NotImplementedError):
         read(result)
+
+
+@pytest.mark.parametrize("options", [{}, {"results": WEEK}])
+def test_a_task_that_returns_what_never_ran_has_failed(
+    options: dict[str, Any], load: Load, recording: RecordingTest
+) -> None:
+    """It was acked without results, and called a task that has run with them."""
+    work = load(**options, policies={"default": RetryThenPark(attempts=1)})
+    work.return_pages.enqueue()
+
+    recording.drain()
+
+    assert recording.parked("tasks.default").reason.startswith("Gave up after 1 attempt: NeverRan: ")
+    assert work.calls == []
+
+
+@pytest.mark.parametrize("timestamp", [1_800_000_000_000, 2**63 - 1, None])
+def test_a_time_outside_the_calendar_is_none(timestamp: int | None) -> None:
+    """A sender that writes milliseconds means a year of five digits: each attempt failed before its task ran."""
+    assert results.enqueued_at(delivery(timestamp=timestamp)) is None
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("recording")
+def test_a_lost_connection_fails_no_enqueue_whose_task_was_sent(
+    load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its caller would send the task again."""
+
+    def lost(_using: str) -> datetime:
+        raise InterfaceError("connection already closed")
+
+    work = load(results=WEEK)
+    monkeypatch.setattr(database_clock, "now", lost)
+
+    assert work.add.enqueue(1).status == "READY"
+    assert "was sent, and its result cannot be read before it has succeeded: connection already closed" in caplog.text
 
 
 def test_many_results_are_stored_by_one_statement(

@@ -68,6 +68,15 @@ def return_a_set() -> set[int]:
 
 
 @task
+def return_pages() -> object:
+    async def pages() -> Any:
+        calls.append("page")
+        yield 1
+
+    return pages()
+
+
+@task
 def turn() -> None:
     calls.append("turn")
     while True:
