@@ -425,6 +425,8 @@ class HandlerLoop:
             # A lifespan that is not entered yet is one of them: it may clean up, too.
             await _cancelled(list(asyncio.all_tasks() - {asyncio.current_task()}))
             await self._loop.shutdown_asyncgens()
+            # At its exit Python would wait without a limit for the threads of asyncio.to_thread.
+            await self._loop.shutdown_default_executor()
         finally:
             self._ended = True
             self._loop.stop()

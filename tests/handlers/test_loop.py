@@ -565,6 +565,24 @@ def test_a_stop_does_not_wait_for_a_lifespan_that_hangs(running: Running) -> Non
     assert stopped == ["left"]
 
 
+def test_the_end_of_a_loop_waits_for_its_threads(running: Running) -> None:
+    """A call in a thread went on, and kept a process that was to end, without a limit."""
+    begun, done = threading.Event(), threading.Event()
+
+    def call() -> None:
+        begun.set()
+        done.wait(PATIENCE)
+
+    async def act(_: Delivery) -> None:
+        await asyncio.to_thread(call)
+
+    running.begin(act)
+    assert begun.wait(PATIENCE)
+
+    assert not running.loop.close(0.5)
+    done.set()
+
+
 def test_a_lifespan_that_fails_at_its_end_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     running = Running()
 
