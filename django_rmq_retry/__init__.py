@@ -1,6 +1,8 @@
 """Consume, retry and park RabbitMQ messages in Django."""
 
 from django_rmq_retry import errors
+from django_rmq_retry.handlers.batch import Batch
+from django_rmq_retry.handlers.call import BatchFailed
 from django_rmq_retry.handlers.handler import Handler, handler
 from django_rmq_retry.messages.celery_tasks import CeleryCall, CeleryTask
 from django_rmq_retry.messages.codecs import Json, Raw
@@ -18,6 +20,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AckFirst",
+    "Batch",
+    "BatchFailed",
     "Breaker",
     "Broadcast",
     "CeleryCall",

@@ -137,6 +137,11 @@ def roll_back_left_open(spared: Collection[str] = ()) -> list[LeftOpen]:
     return found
 
 
+def in_transaction() -> bool:
+    """True if code of the project has a transaction open in this thread."""
+    return any(map(left_open, connections.all(initialized_only=True)))
+
+
 def left_open(connection: BaseDatabaseWrapper) -> str:
     """Return what is open on a connection between two pieces of code, without a query; empty if nothing is."""
     if connection.in_atomic_block:

@@ -198,6 +198,9 @@ class Source(Protocol):
     def resume(self, queue: str, *, prefetch: int | None = None) -> None:
         """Consume this queue again with this prefetch at most; None means the prefetch of its line."""
 
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call a function on the I/O thread after this many seconds."""
+
     def quiesce(self) -> None:
         """Stop all deliveries; unacked ones can still be settled."""
 

@@ -114,6 +114,9 @@ class PikaSource:
     def resume(self, queue: str, *, prefetch: int | None = None) -> None:
         self._io.call(lambda: self._resume(queue, prefetch))
 
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        self._io.call(lambda: self._begin_timer(seconds, call))
+
     def quiesce(self) -> None:
         self._io.call(self._quiesce)
 
@@ -206,6 +209,9 @@ class PikaSource:
         except NoFreeChannels:
             advice = "Raise channel_max in rabbitmq.conf, or consume fewer queues in one process (`--queue`)."
             self._failed(QueueUnusable(queue, "the connection has no free channel", advice=advice))
+
+    def _begin_timer(self, seconds: float, call: Callable[[], None]) -> None:
+        self._io.later(seconds, call)
 
     def _resume(self, queue: str, prefetch: int | None) -> None:
         self._pauses.resume(queue, prefetch, self._wanted.get(queue))

@@ -19,7 +19,7 @@ from django_rmq_retry.breakers.halts import Halts
 from django_rmq_retry.breakers.rates import RateGate
 from django_rmq_retry.breakers.table import BreakerTable, RateTable, controls_alias, process_name
 from django_rmq_retry.breakers.watch import Watch
-from django_rmq_retry.consumer.attempt import AttemptPipeline
+from django_rmq_retry.consumer.batch_attempt import BatchPipeline
 from django_rmq_retry.consumer.consumer import Consumer, ConsumerLimits, Watchers
 from django_rmq_retry.consumer.drainer import Chore, Drainer, DrainerParts
 from django_rmq_retry.consumer.events import Events
@@ -38,6 +38,7 @@ from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.health.processes import delete_vanished
 from django_rmq_retry.inbox import retention
 from django_rmq_retry.inbox.once import once
+from django_rmq_retry.inbox.once_batch import once_batch
 from django_rmq_retry.inbox.retention import EntryRetention
 from django_rmq_retry.ordering.gate import OrderGate
 from django_rmq_retry.ordering.keys import SEARCH_SECONDS, unblock_resolved
@@ -79,7 +80,7 @@ def consumer(
     made = Consumer(
         work_queues,
         source,
-        AttemptPipeline(work_queues, surroundings),
+        BatchPipeline(work_queues, surroundings),
         threads=threads,
         prefetch=prefetch,
         asynchronous=asynchronous,
@@ -117,6 +118,7 @@ def _surroundings(
         reply_to=settings.reply_to,
         refused=events.refuse_answer,
         once=once,
+        once_batch=once_batch,
         key_timeout=KEY_SECONDS,
         interrupted=interrupted,
         roll_back_left_open=roll_back_left_open,

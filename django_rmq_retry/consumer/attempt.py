@@ -111,7 +111,7 @@ class AttemptPipeline:
                     if state.crash is None:
                         self._run(state, subscription, begin)
                     else:
-                        _skip_crashed(state, state.crash)
+                        skip_crashed(state, state.crash)
                 self._conclude(state, subscription)
             except BaseException as error:
                 if entered and state.hooked is not None:
@@ -163,7 +163,7 @@ class AttemptPipeline:
         """Quarantine or park a message that may have killed its worker; return False for any other message.
 
         A message with an ordering key may merely be waiting its turn; only the gate knows. So it is parked behind the
-        gates, by ``_skip_crashed``.
+        gates, by ``skip_crashed``.
         """
         delivery = state.delivery
         quarantine = None if delivery.quarantined or subscription.order_by else self._quarantines[delivery.queue]
@@ -548,7 +548,7 @@ def _hung_state(run: TimedRun, now: float) -> AttemptState:
     return state
 
 
-def _skip_crashed(state: AttemptState, crash: Verdict) -> None:
+def skip_crashed(state: AttemptState, crash: Verdict) -> None:
     """Let the verdict on a message with an ordering key take the place of its handler's outcome."""
     _number_by_failures(state)
     state.outcome = None, HandlerSkipped(crash)

@@ -50,6 +50,8 @@ class AttemptState:
 
     # Of one attempt as well. The steps of the next one write these before they read them.
     began: float = 0.0
+    leads: bool = True
+    """False for a message of a batch behind its first one, which stands for their call of the handler."""
     without_headers: bool = False
     """True for a first arrival without headers: no count, stamp or condition has to be read."""
     subscription: Subscription | None = None
@@ -69,4 +71,4 @@ class AttemptState:
     def deadline(self) -> float:
         """The monotonic time at which its handler should have ended."""
         timeout = None if self.subscription is None else self.subscription.timeout
-        return math.inf if timeout is None else self.began + timeout
+        return math.inf if timeout is None or not self.leads else self.began + timeout

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from django_rmq_retry import forks
 from django_rmq_retry.amqp.contracts import Source
 from django_rmq_retry.arguments import plural
-from django_rmq_retry.consumer.attempt import AttemptPipeline
 from django_rmq_retry.consumer.attempt_state import AttemptState
+from django_rmq_retry.consumer.batch_attempt import BatchPipeline
+from django_rmq_retry.consumer.batches import Gatherer, Gathering, batches_of
 from django_rmq_retry.consumer.deadlines import SlowHandlers
 from django_rmq_retry.consumer.hung import HungHandlers
 from django_rmq_retry.consumer.lines import QueuePauses, consumed_lines, consumed_queues
@@ -23,7 +25,7 @@ from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable, T
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.handlers.loop import known_loop
 from django_rmq_retry.handlers.subscription import WorkQueue
-from django_rmq_retry.messages.message import Delivery, Instruction
+from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
 from django_rmq_retry.topology.declarations import Server
 
 log = logging.getLogger("django_rmq_retry")
@@ -33,6 +35,8 @@ UNTIMED_SINCE = (4, 3)
 STRICT_DEADLINE_SECONDS = 1620.0
 """Seconds after which a handler in strict order is ended on older brokers: they take its message back after 1800."""
 
+MOST_PREFETCHED = 65_535
+"""The highest prefetch that the protocol can express."""
 TICK_SECONDS = 0.5
 CLOSE_SECONDS = 5.0
 """Seconds that the connection may take to close at least, even if the handlers have used up the shutdown timeout."""
@@ -73,7 +77,7 @@ class Consumer:
         self,
         work_queues: Sequence[WorkQueue],
         source: Source,
-        pipeline: AttemptPipeline,
+        pipeline: BatchPipeline,
         *,
         threads: int,
         prefetch: int,
@@ -87,7 +91,7 @@ class Consumer:
         self._lines = tuple(
             line
             for work_queue in work_queues
-            for line in consumed_lines(work_queue, _held(work_queue, prefetch, asynchronous, most))
+            for line in consumed_lines(work_queue, _held(work_queue, prefetch, threads, asynchronous, most))
         )
         self._source = source
         self._pipeline = pipeline
@@ -100,12 +104,16 @@ class Consumer:
         self._side_by_side = frozenset(
             name for work_queue in work_queues if work_queue.asynchronous for name in consumed_queues(work_queue)
         )
-        work = self._attempt_in_turn if self._in_order else self._attempt_and_settle
-        self._workers: Pool[Delivery] = (
+        batches = batches_of(work_queues)
+        work: Callable[[Any], object] = self._attempt_in_turn if self._in_order else self._attempt_and_settle
+        work = self._work_off if batches else work
+        pool: Pool[Any] = (
             TwoPools(self.sizes[0], self.sizes[1], work, waits=self._is_async)
             if self._side_by_side
             else Workers(threads, work)
         )
+        self._gatherer = Gatherer(batches, pool, source.later, in_turn=self._in_order)
+        self._workers: Pool[Delivery] | Gatherer = self._gatherer if batches else pool
         self._sequencer = Sequencer(pipeline.read_key, again=self._workers.add)
         self._over = False
         # A SimpleQueue, because signal handlers call stop(): Event.set() there could deadlock on its own lock.
@@ -193,8 +201,8 @@ class Consumer:
     def in_flight(self) -> Sequence[AttemptState]:
         return list(self._pipeline.in_flight.copy())
 
-    def _is_async(self, delivery: Delivery) -> bool:
-        return delivery.queue in self._side_by_side
+    def _is_async(self, job: Delivery | Gathering) -> bool:
+        return job.queue in self._side_by_side
 
     def arrived(self, delivery: Delivery) -> None:
         if self._over:
@@ -239,6 +247,40 @@ class Consumer:
     def closed(self) -> None:
         self._source_closed.set()
 
+    def _work_off(self, job: Delivery | Gathering) -> None:
+        """Do a job of a process that has a handler with ``batch``."""
+        if isinstance(job, Gathering):
+            self._attempt_batch(job.take())
+        elif not self._gatherer.gathers(job.queue):
+            self._attempt_in_turn(job)
+        else:
+            self._follow(self._sequencer.take(job))
+
+    def _follow(self, turn: Delivery | None) -> None:
+        """Let a message whose turn it is join the next batch: no batch has two messages of an ordering key."""
+        if turn is not None:
+            self._gatherer.gather(turn)
+
+    def _attempt_batch(self, deliveries: Sequence[Delivery]) -> None:
+        quota, forked = self._quota, forks.count
+
+        def ended(delivery: Delivery, end: Settlement | BaseException) -> None:
+            forks.end_since(forked, end if isinstance(end, BaseException) else None)
+            if isinstance(end, BaseException):
+                if self._hung_handlers.has_settled(delivery):
+                    return
+                end = self._pipeline.after_outside_failure(delivery, end)
+            self._follow(self._settle(delivery, end))
+
+        admitted: list[Delivery] = []
+        for delivery in deliveries:
+            if quota is None or quota.admits(delivery):
+                admitted.append(delivery)
+            else:
+                self._follow(self._not_admitted(delivery, quota))
+        if admitted:
+            self._pipeline.attempt_batch(admitted, ended, None if quota is None else quota.begin)
+
     def _attempt_in_turn(self, delivery: Delivery) -> None:
         if delivery.queue not in self._in_order:
             self._attempt_and_settle(delivery)
@@ -253,10 +295,7 @@ class Consumer:
         """Make an attempt and settle it; return the next message that waited behind it, or None."""
         quota = self._quota
         if quota is not None and not quota.admits(delivery):
-            following = self._sequencer.keep(delivery)
-            if self._over or quota.begun:
-                self._give_back_rest()
-            return following
+            return self._not_admitted(delivery, quota)
         forked = forks.count
         try:
             settlement = self._pipeline.attempt(delivery, None if quota is None else quota.begin)
@@ -267,6 +306,17 @@ class Consumer:
             settlement = self._pipeline.after_outside_failure(delivery, error)
         # Not only handlers and hooks may fork: so may a policy's function, or a receiver of a signal.
         forks.end_since(forked)
+        return self._settle(delivery, settlement)
+
+    def _not_admitted(self, delivery: Delivery, quota: Quota) -> Delivery | None:
+        following = self._sequencer.keep(delivery)
+        if self._over or quota.begun:
+            self._give_back_rest()
+        return following
+
+    def _settle(self, delivery: Delivery, settlement: Settlement) -> Delivery | None:
+        """Settle a message; return the next one that waited behind it, or None."""
+        quota = self._quota
         stays = settlement.instruction is Instruction.KEEP
         # Call keep() before settle(), after which the message may be attempted again in another thread.
         in_order = delivery.queue in self._in_order
@@ -375,10 +425,15 @@ def sizes_of(work_queues: Sequence[WorkQueue], *, threads: int, asynchronous: in
     return threads if of_threads else 0, asynchronous if of_loop else 0
 
 
-def _held(work_queue: WorkQueue, prefetch: int, asynchronous: int, most: int | None) -> int:
+def _held(work_queue: WorkQueue, prefetch: int, threads: int, asynchronous: int, most: int | None) -> int:
     """Return how many messages of a queue may be unacked at once.
 
-    Not more than may be run: the rest would be returned, and a queue may count a return as a crash.
+    Enough for one batch that is handled in each thread while another one is gathered; async handlers share the loop, so
+    two batches keep it busy. Not more than may be run: the rest would be returned, and a queue may count a return as a
+    crash.
     """
     held = max(prefetch, asynchronous) if work_queue.asynchronous else prefetch
+    if work_queue.batch is not None:
+        at_once = 1 if work_queue.asynchronous else threads
+        held = min(max(held, work_queue.batch.size * (at_once + 1)), MOST_PREFETCHED)
     return held if most is None else min(held, most)

@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import wraps
 from types import FrameType, TracebackType
@@ -35,10 +35,23 @@ class HandlerAbandoned(BaseException):
 class TimedRun:
     """One run of a handler under its deadline, or of another function of the project, its ``part``."""
 
-    __slots__ = ("delivery", "due", "expired", "over", "part", "raised", "seconds", "subscription", "thread", "told")
+    __slots__ = (
+        *("batch", "delivery", "due", "expired", "over", "part"),
+        *("raised", "seconds", "subscription", "thread", "told"),
+    )
 
-    def __init__(self, delivery: Delivery, subscription: Subscription, seconds: float, *, part: str = "") -> None:
+    def __init__(
+        self,
+        delivery: Delivery,
+        subscription: Subscription,
+        seconds: float,
+        *,
+        part: str = "",
+        batch: Sequence[Delivery] = (),
+    ) -> None:
         self.delivery = delivery
+        self.batch = batch
+        """All messages of a call with several: which one is at fault is not known."""
         self.subscription = subscription
         self.seconds = seconds
         self.part = part
@@ -149,7 +162,16 @@ class Deadlines:
         def run(delivery: Delivery) -> object:
             return self.run(function, TimedRun(delivery, subscription, seconds))
 
-        return replace(subscription, run=run)
+        whole = subscription.run_batch
+        if whole is None:
+            return replace(subscription, run=run)
+
+        @wraps(whole)
+        def run_batch(batch: Sequence[Delivery]) -> object:
+            timed = TimedRun(batch[0], subscription, seconds, batch=batch)
+            return self.run(lambda _first: whole(batch), timed)
+
+        return replace(subscription, run=run, run_batch=run_batch)
 
     def _strictly(self, subscription: Subscription) -> Subscription:
         """Return a handler in strict order that ends before the broker takes its message back, unless it is async."""

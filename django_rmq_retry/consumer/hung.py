@@ -27,7 +27,7 @@ class HungHandlers:
         self._pipeline = pipeline
         self._source = source
         self._settled = set[Hashable]()
-        """The tokens of messages that are settled without their handler."""
+        """The tokens of messages that are settled, or return to their queue, without their handler."""
         self._named = set[TimedRun]()
         """The runs whose place in the code is in the log."""
 
@@ -44,21 +44,31 @@ class HungHandlers:
     def reason_to_stop(self, run: TimedRun) -> str:
         """Return why the process stops for this run, which the consumer logs."""
         self._named.add(run)
-        return (
-            f"{_located(run)} Its message is {'parked' if run.part else 'settled as a failed attempt'}. "
-            "This process ends once its other handlers have ended; start a new one."
-        )
+        what = f"message is {'parked' if run.part else 'settled as a failed attempt'}"
+        if run.batch:
+            what = f"{len(run.batch)} messages return to their queue, and each is then handled alone"
+        return f"{_located(run)} Its {what}. This process ends once its other handlers have ended; start a new one."
 
     def has_settled(self, delivery: Delivery) -> bool:
-        """True if a message is settled without its handler: what the handler still returns is ignored."""
+        """True if a message was left to a hung handler's end: what the handler still returns is ignored."""
         return delivery.token in self._settled
 
     def settle(self, runs: Sequence[TimedRun]) -> None:
-        """Settle the messages of hung handlers, within a time limit: a hanging database must not block the exit."""
+        """Settle the messages of hung handlers, within a time limit: a hanging database must not block the exit.
+
+        Those of a batch return to their queue: all but one of them did nothing.
+        """
+        for run in runs:
+            if run.batch and self._pipeline.deadlines.abandon(run):
+                self._settled.update(delivery.token for delivery in run.batch)
         for run in runs:
             if run not in self._named:
                 log_failure(_located(run), run.error())
-        threads = [threading.Thread(target=self._settle, args=(run,), name="rmq-abandon", daemon=True) for run in runs]
+        threads = [
+            threading.Thread(target=self._settle, args=(run,), name="rmq-abandon", daemon=True)
+            for run in runs
+            if not run.batch
+        ]
         end = time.monotonic() + RECORD_SECONDS
         with suppress(RuntimeError):
             # If no thread can be started, the message returns to its queue.

@@ -1,13 +1,21 @@
 """The lines through which a work queue is consumed, and their pauses."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from django_rmq_retry.amqp.contracts import Line, Source
 from django_rmq_retry.consumer.sequencer import Sequencer
-from django_rmq_retry.consumer.workers import Pool
 from django_rmq_retry.handlers.layout import dead_letters_to_parked, temporary
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.messages.message import Delivery
+
+
+class TakesBack(Protocol):
+    """The messages that wait for a worker."""
+
+    def take_back(self, wanted: Callable[[Delivery], bool], /) -> list[Delivery]:
+        """Remove the wanted messages that no thread has begun and return them."""
+        ...
 
 
 class QueuePauses:
@@ -17,7 +25,7 @@ class QueuePauses:
         self,
         work_queues: Sequence[WorkQueue],
         source: Source,
-        workers: Pool[Delivery],
+        workers: TakesBack,
         sequencer: Sequencer,
         *,
         able: Callable[[], bool] = lambda: True,

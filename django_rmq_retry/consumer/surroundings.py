@@ -1,8 +1,9 @@
 """What an attempt needs from outside: clocks, random numbers, the database, journals, gates and the inbox."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import NoReturn
 
 from django_rmq_retry.database_connections import LeftOpen
 from django_rmq_retry.handlers.call import OnceState, Unready
@@ -17,7 +18,7 @@ def machine_fails(error: BaseException) -> bool:
     return isinstance(error, Unready | OSError)
 
 
-def no_inbox(subscription: Subscription, _delivery: Delivery, _state: OnceState) -> object:
+def no_inbox(subscription: Subscription, *_messages: object) -> NoReturn:
     """Raise an error: without an inbox, a handler with ``once`` must not run as if there were one."""
     raise RuntimeError(f"Handler {subscription.name} has once=…, and this process has no inbox.")
 
@@ -60,3 +61,5 @@ class Surroundings:
     """Rolls back the transactions open in this thread, and returns what was open; a test has its own transactions."""
     once: Callable[[Subscription, Delivery, OnceState], object] = no_inbox
     """Runs the handlers with ``once``; raises their exceptions, HandlerSkipped or Unready."""
+    once_batch: Callable[[Subscription, Sequence[tuple[Delivery, OnceState]]], Collection[int]] = no_inbox
+    """Runs a batch of them in one transaction; returns the places of the messages that ``once`` has to run alone."""

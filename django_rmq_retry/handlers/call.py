@@ -2,20 +2,23 @@
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeAlias
 
 from django_rmq_retry import forks
-from django_rmq_retry.database_connections import OPEN_ADVICE, LeftOpen
-from django_rmq_retry.errors import EffectsLost, NeverRan
+from django_rmq_retry.arguments import plural
+from django_rmq_retry.database_connections import OPEN_ADVICE, LeftOpen, in_transaction
+from django_rmq_retry.errors import EffectsLost, NeverRan, RmqRetryError
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.policies.verdict import Verdict
 
 log = logging.getLogger("django_rmq_retry")
 
+Call: TypeAlias = Callable[[Any], Any]
+"""Calls a handler with a message, or with the list of a batch."""
 HandlerOutcome: TypeAlias = tuple[object, BaseException | None]
 """The handler's result, and its error."""
 
@@ -29,6 +32,35 @@ class HandlerSkipped(Exception):
     def __init__(self, verdict: Verdict) -> None:
         self.verdict = verdict
         super().__init__(verdict.detail)
+
+
+class BatchFailed(RmqRetryError):
+    """Raise this in a handler with ``batch`` to name the messages that failed: ``BatchFailed({message: error})``.
+
+    The others are done. If it was made inside a transaction, the others were rolled back with it, so they are run
+    again, without the failed ones.
+    """
+
+    FORM = "BatchFailed takes a dict of the messages that failed, such as BatchFailed({message: error})"
+
+    def __init__(self, errors: Mapping[Delivery, BaseException]) -> None:
+        given: Any = errors
+        if not isinstance(given, Mapping) or not given:
+            raise ValueError(f"{BatchFailed.FORM}, of which there is at least one; not {type(given).__name__}.")
+        for message, error in given.items():
+            if not isinstance(message, Delivery) or not isinstance(error, BaseException):
+                raise TypeError(f"{BatchFailed.FORM}, not {type(message).__name__} and {type(error).__name__}.")
+        self.errors = dict(errors)
+        self.rolls_back = in_transaction()
+        """True if it was made inside a transaction, which it therefore rolls back."""
+        super().__init__(f"{plural(len(self.errors), 'message')} of a batch failed.")
+
+    def of(self, deliveries: Sequence[Delivery]) -> dict[Delivery, BaseException]:
+        """Return the errors of these messages; empty if it names a message that is not among them."""
+        by_token = {delivery.token: delivery for delivery in deliveries}
+        if not all(message.token in by_token for message in self.errors):
+            return {}
+        return {by_token[message.token]: error for message, error in self.errors.items()}
 
 
 class Unready(Exception):
@@ -45,7 +77,7 @@ class OnceState:
     """The number of runs in a row that lost a database which was available again immediately."""
 
 
-def guarded(function: Callable[[Any], Any], name: str) -> Callable[[Delivery], Any]:
+def guarded(function: Callable[[Any], Any], name: str) -> Call:
     """Return the function as a consumer calls it.
 
     It raises NeverRan for a result whose code has not run. A child that the function has forked ends here, inside any
@@ -53,7 +85,7 @@ def guarded(function: Callable[[Any], Any], name: str) -> Callable[[Delivery], A
     """
 
     @wraps(function)
-    def call(message: Delivery) -> Any:
+    def call(message: Any) -> Any:
         forked = forks.count
         try:
             answer = function(message)
@@ -67,11 +99,11 @@ def guarded(function: Callable[[Any], Any], name: str) -> Callable[[Delivery], A
     return call
 
 
-def awaited(function: Callable[[Any], Any], name: str) -> Callable[[Delivery], Any]:
+def awaited(function: Callable[[Any], Any], name: str) -> Call:
     """Return the same for an async function, to be called in the event loop, which ends the children of its tasks."""
 
     @wraps(function)
-    async def call(message: Delivery) -> Any:
+    async def call(message: Any) -> Any:
         answer = function(message)
         answer = await answer if inspect.isawaitable(answer) else answer
         return answer if answer is None else _run_already(answer, name)

@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from django_rmq_retry.arguments import TABLE, TEXT, Argument, check_seconds, check_value, per_second
+from django_rmq_retry.arguments import TABLE, TEXT, Argument, check_seconds, check_value, one_of, per_second
 from django_rmq_retry.errors import ConfigurationError, DeadlineExceeded
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.call import awaited, guarded
+from django_rmq_retry.handlers.batch import Batch
+from django_rmq_retry.handlers.call import BatchFailed, Call, alone, awaited, guarded
 from django_rmq_retry.handlers.loop import AsyncFunction, handler_loop
 from django_rmq_retry.handlers.subscription import (
     Ack,
@@ -32,7 +33,7 @@ from django_rmq_retry.publishing.publish import adispatch, dispatch, message_of
 from django_rmq_retry.topology.declarations import Queue, check_name, check_queue, check_text
 
 R = TypeVar("R")
-PROMISING = ("policy", "park", "once", "order_by", "rate", "breaker")
+PROMISING = ("policy", "park", "once", "order_by", "rate", "breaker", "batch")
 """Options that work only while the broker still has the message, so not with ``ack="auto"``."""
 EXAMPLE = "@handler('payments.charge')\ndef charge(message): ..."
 
@@ -41,7 +42,8 @@ CODEC = Argument(
     lambda value: not isinstance(value, type) and callable(getattr(value, "encode", None)) and hasattr(value, "decode"),
 )
 ONCE = Argument("True, or a function of the message", lambda value: isinstance(value, bool) or callable(value))
-GIVEN = {"park": QUEUE.optional, "codec": CODEC, "once": ONCE}
+BATCH = one_of(Batch, "a value such as Batch(100)").optional
+GIVEN = {"park": QUEUE.optional, "codec": CODEC, "once": ONCE, "batch": BATCH}
 
 
 class Handler(Generic[R]):
@@ -180,6 +182,7 @@ def handler(
     rate: float | str | None = None,
     breaker: Breaker | None = None,
     timeout: float | None = None,
+    batch: Batch | None = None,
     ack: Ack = "manual",
     name: str | None = None,
 ) -> Callable[[Callable[[Any], R]], Handler[R]]:
@@ -194,7 +197,8 @@ def handler(
     while a service that it needs is down, and ``rate`` limits its runs per second. With ``once=True``, its changes to
     the database ``using`` happen once for each message; ``formerly`` is the earlier name of a renamed handler, or
     all of them, the first one first, so that it recognizes what it handled before. A run is ended after ``timeout``
-    seconds. With ``ack="auto"`` the broker drops each message as it sends it.
+    seconds. With ``batch=Batch(100)`` the function takes a list of messages. With ``ack="auto"`` the broker drops each
+    message as it sends it.
     """
     _check_match(headers, type=type, routing_key=routing_key, name=name)
     options = HandlerOptions(
@@ -210,6 +214,7 @@ def handler(
         ack=ack,
         timeout=timeout,
         breaker=breaker,
+        batch=batch,
     )
     _check({"queue": queue, "policy": policy, "park": park, **options.written()})
 
@@ -247,9 +252,11 @@ def _registration(
     if name in options.formerly:
         raise ConfigurationError(f"formerly={name!r} is the handler's name of today. Give the one that it had before.")
     asynchronous = any(map(inspect.iscoroutinefunction, (function, inspect.unwrap(function), type(function).__call__)))
+    run = _run_of(function, name, options.timeout) if asynchronous else guarded(function, name)
     registration = registry.Registration(
         name=name,
-        run=_run_of(function, name, options.timeout) if asynchronous else guarded(function, name),
+        run=run if options.batch is None else _run_one(run),
+        run_batch=None if options.batch is None else run,
         queue=queue,
         policy=policy,
         park=park,
@@ -266,7 +273,23 @@ def _registration(
     return registration
 
 
-def _run_of(function: Callable[[Any], Any], name: str, timeout: float | None) -> Callable[[Delivery], object]:
+def _run_one(run_batch: Call) -> Call:
+    """Return the function that runs one message as a batch of its own."""
+
+    @functools.wraps(run_batch)
+    def run(message: Delivery) -> object:
+        try:
+            return run_batch([message])
+        except BaseException as error:
+            failed = alone(error)
+            if isinstance(failed, BatchFailed) and (named := failed.of([message])):
+                raise named[message] from named[message].__cause__
+            raise
+
+    return run
+
+
+def _run_of(function: Callable[[Any], Any], name: str, timeout: float | None) -> Call:
     """Return the function with which a thread runs an async function in the event loop of its process.
 
     Django's async ORM runs its queries in the thread that waits for it, so they use the connections that are renewed
@@ -275,7 +298,7 @@ def _run_of(function: Callable[[Any], Any], name: str, timeout: float | None) ->
     call = limited(awaited(function, name), name, timeout)
 
     @functools.wraps(function)
-    def run(message: Delivery) -> object:
+    def run(message: Any) -> object:
         return handler_loop().run(call, message, name)
 
     return run
@@ -284,7 +307,7 @@ def _run_of(function: Callable[[Any], Any], name: str, timeout: float | None) ->
 def limited(function: AsyncFunction, name: str, timeout: float | None) -> AsyncFunction:
     """Return the async function with a timeout, which cancels it in its event loop."""
 
-    async def call(message: Delivery) -> object:
+    async def call(message: Any) -> object:
         try:
             async with asyncio.timeout(timeout) as deadline:
                 return await function(message)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Hashable
+from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
 from concurrent import futures
 from concurrent.futures import Executor, Future
 from contextlib import AbstractAsyncContextManager, suppress
@@ -42,7 +42,9 @@ LOOK_SECONDS = 0.1
 LOST = "before its process, so handlers have no state to use."
 
 Lifespan: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
-AsyncFunction: TypeAlias = Callable[[Delivery], Coroutine[Any, Any, object]]
+AsyncFunction: TypeAlias = Callable[[Any], Coroutine[Any, Any, object]]
+Handled: TypeAlias = Delivery | Sequence[Delivery]
+"""What a coroutine handles: one message, or a batch."""
 
 ASGIREF_LOCAL = "asgiref.local"
 """The name of the context variables of asgiref, which tag their values with the thread that they belong to."""
@@ -215,7 +217,7 @@ class HandlerLoop:
             return "The event loop of async handlers has ended unexpectedly."
         return self._lost
 
-    def run(self, function: AsyncFunction, message: Delivery, handler: str) -> object:
+    def run(self, function: AsyncFunction, message: Handled, handler: str) -> object:
         """Run an async function in the loop and wait for its result in this thread, which makes its blocking calls."""
         thread = threading.get_ident()
         if thread == self._thread.ident:
@@ -240,7 +242,7 @@ class HandlerLoop:
             self._end_waits()
         return wait.result()
 
-    def _run_by_asgiref(self, function: AsyncFunction, message: Delivery, handler: str, thread: int) -> object:
+    def _run_by_asgiref(self, function: AsyncFunction, message: Handled, handler: str, thread: int) -> object:
         """Do the same five times as slowly: only asgiref can move its own variables, such as Django's language.
 
         It runs the coroutine in the loop that it finds here, as if this thread had been started from it.
@@ -356,9 +358,7 @@ class HandlerLoop:
             error = LoopEnded if self._ending else Unready
             wait.end(None, error(f"Handler {handler} was cancelled before it began."))
 
-    async def _awaited(
-        self, wait: _Wait, function: AsyncFunction, message: Delivery, handler: str, thread: int
-    ) -> None:
+    async def _awaited(self, wait: _Wait, function: AsyncFunction, message: Handled, handler: str, thread: int) -> None:
         # asgiref submits the thread-sensitive calls of this task, and of those that it makes, to this executor.
         AsyncToSync.executors.current = wait
         try:
@@ -370,13 +370,15 @@ class HandlerLoop:
         finally:
             self._waits.discard(wait)
 
-    async def _followed(self, function: AsyncFunction, message: Delivery, handler: str, thread: int) -> object:
+    async def _followed(self, function: AsyncFunction, message: Handled, handler: str, thread: int) -> object:
         steps = _steps.get()
         if steps is not None:
-            steps.message, steps.handler = message, handler
+            steps.message, steps.handler = message if isinstance(message, Delivery) else message[0], handler
         if self._life is not None:
-            message = message.for_attempt(
-                attempt=message.attempt, data=message.data, key=message.key, state=self._state
+            message = (
+                _with_state(message, self._state)
+                if isinstance(message, Delivery)
+                else [_with_state(one, self._state) for one in message]
             )
         outer = self._coroutines.get(thread)
         coroutine = function(message)
@@ -473,6 +475,10 @@ def _context_of(lifespan: Lifespan) -> AbstractAsyncContextManager[object]:
         kind = type(context).__name__
         raise TypeError(f"it returned {kind}, not an async context manager; decorate it with @asynccontextmanager")
     return context
+
+
+def _with_state(message: Delivery, state: object) -> Delivery:
+    return message.for_attempt(attempt=message.attempt, data=message.data, key=message.key, state=state)
 
 
 def _make(future: "Future[Any]", call: Callable[[], Any]) -> None:

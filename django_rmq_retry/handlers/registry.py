@@ -1,6 +1,6 @@
 """The registry of handlers, found in each installed app's ``handlers.py``."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -35,6 +35,7 @@ class Registration:
     policy: Policy | None = None
     park: Queue | str | None = None
     options: HandlerOptions = HandlerOptions()
+    run_batch: Callable[[Sequence[Delivery]], object] | None = None
     asynchronous: bool = False
     function: Callable[..., object] | None = None
     """The function as it was decorated; its annotation may name the type of its messages."""
@@ -55,6 +56,7 @@ class Registration:
         return Subscription(
             name=self.name,
             run=self.run,
+            run_batch=self.run_batch,
             queue=queue,
             policy=policy,
             park=(self.park.name if isinstance(self.park, Queue) else self.park)
@@ -138,7 +140,7 @@ def subscription(name: str) -> Subscription:
         joined = registration.joined(_queue(registration), settings().policy, settings().limits)
         if registration.function is not None:
             # Only now: the type may be defined below the handler.
-            codec = codec_for(registration.function, joined.codec, name)
+            codec = codec_for(registration.function, joined.codec, name, batch=joined.batch is not None)
             joined = joined if codec is joined.codec else replace(joined, codec=codec)
         _subscriptions[name] = joined
     return joined

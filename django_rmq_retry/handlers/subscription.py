@@ -10,6 +10,7 @@ from uuid import UUID
 
 from django_rmq_retry import forks
 from django_rmq_retry.errors import ConfigurationError, NoKey
+from django_rmq_retry.handlers.batch import Batch
 from django_rmq_retry.messages.codecs import JSON, LIMITS, BodyLimits, Codec
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.texts import short
@@ -127,6 +128,8 @@ class HandlerOptions:
     """Called with each finished attempt, also a successful first one; returns what is to be stored of it, or None."""
     breaker: Breaker | None = None
     """The conditions under which the handler pauses because a service that it needs is down."""
+    batch: Batch | None = None
+    """How many messages the handler takes in one call; None for a handler of single messages."""
 
     def written(self) -> dict[str, Any]:
         return {option.name: getattr(self, option.name) for option in fields(HandlerOptions)}
@@ -138,6 +141,8 @@ class Subscription(HandlerOptions):
 
     name: str
     run: Callable[[Delivery], object]
+    """Calls the handler with one message; one with ``batch``, with a batch of this message alone."""
+    run_batch: Callable[[Sequence[Delivery]], object] | None = None
     queue: Queue
     policy: Policy
     park: str
@@ -181,7 +186,7 @@ class Subscription(HandlerOptions):
             refusal = (
                 "Each call needs an answer, and once=… has none for a duplicate. Omit once, or use another policy."
             )
-        refusal = self._untenable() or refusal
+        refusal = self._untenable() or self._unbatchable() or refusal
         if refusal:
             raise ConfigurationError(f"Handler {self.name}: {refusal}")
 
@@ -203,6 +208,21 @@ class Subscription(HandlerOptions):
             return "breaker=… stops consuming while it is open"
         if self.policy.ordered:
             return f"{type(self.policy).__name__} stops consuming in a long wait"
+        return None
+
+    def _unbatchable(self) -> str | None:
+        """Return a sentence on an option that does not work with ``batch``, or None."""
+        if self.batch is None:
+            return None
+        if self.policy.answers:
+            return f"{type(self.policy).__name__} answers each message, and a batch has one result. Omit batch."
+        if self.policy.ordered:
+            return (
+                f"{type(self.policy).__name__} handles one message at a time, so a batch would never fill. Omit batch, "
+                "or use order_by, which keeps the order of each key."
+            )
+        if self.match.conditions:
+            return "batch=… needs a queue for this handler alone. Omit type, routing_key and headers."
         return None
 
     def _untenable(self) -> str | None:
@@ -242,6 +262,11 @@ class WorkQueue:
     def auto_ack(self) -> bool:
         """True if the broker drops messages as it sends them (``ack="auto"``), so that they can be lost."""
         return self.subscriptions[0].ack == "auto"
+
+    @property
+    def batch(self) -> Batch | None:
+        """The batches of its handler, which is then alone on the queue."""
+        return self.subscriptions[0].batch
 
     @property
     def asynchronous(self) -> bool:
@@ -327,6 +352,11 @@ def _work_queue(group: list[Subscription]) -> WorkQueue:
 
 
 def _agree(first: Subscription, other: Subscription) -> None:
+    if first.batch or other.batch:
+        raise ConfigurationError(
+            f"Handlers {first.name} and {other.name} share the queue {first.queue.name!r}, but a handler with batch=… "
+            "needs a queue for itself. Use two queues."
+        )
     for what, one, two in (
         ("queue arguments", first.queue, other.queue),
         ("parked queue", first.park, other.park),

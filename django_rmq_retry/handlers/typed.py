@@ -8,7 +8,7 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from functools import partial
@@ -26,6 +26,7 @@ PROBLEM_BYTES = 200
 OWN_DATA: dict[type, type] = {Raw: bytes, CeleryTask: CeleryCall}
 """The codecs whose data have a type already."""
 NAMES_DELIVERY = re.compile(r"\bDelivery\s*\[")
+LISTS = (list, Sequence, Iterable, Collection)
 KINDS = "a dataclass, a TypedDict, a msgspec.Struct or a pydantic model"
 
 _AT = re.compile(r"(?P<problem>.*) - at (?:`key` in )?`(?P<path>\$.*)`", re.DOTALL)
@@ -41,9 +42,9 @@ _RISKY = re.compile(
 )
 
 
-def codec_for(function: Callable[..., object], codec: Codec, handler: str) -> Codec:
+def codec_for(function: Callable[..., object], codec: Codec, handler: str, *, batch: bool = False) -> Codec:
     """Return the codec of a handler: its own one, or around it the one that converts to the annotation's type."""
-    kind = named_type(function, handler)
+    kind = named_type(function, handler, batch=batch)
     own = OWN_DATA.get(type(codec))
     if kind in (Any, object) or kind is own:
         return codec
@@ -55,8 +56,11 @@ def codec_for(function: Callable[..., object], codec: Codec, handler: str) -> Co
     return Typed(codec, _fit(kind, handler))
 
 
-def named_type(function: Callable[..., object], handler: str) -> Any:
-    """Return the type in the annotation ``Delivery[…]`` of a handler's parameter; Any if it names none."""
+def named_type(function: Callable[..., object], handler: str, *, batch: bool = False) -> Any:
+    """Return the type in the annotation ``Delivery[…]`` of a handler's parameter; Any if it names none.
+
+    The parameter of a handler with ``batch`` is a list of them.
+    """
     function = inspect.unwrap(function)
     annotation = _annotation(function)
     if annotation is None:
@@ -77,7 +81,19 @@ def named_type(function: Callable[..., object], handler: str) -> Any:
         ) from error
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
+    one, many = _is_delivery(hint), get_origin(hint) in LISTS and any(map(_is_delivery, get_args(hint)))
+    if one if batch else many:
+        raise ConfigurationError(
+            f"Handler {handler} takes one message, but has batch=…: annotate it as list[Delivery]."
+            if batch
+            else f"Handler {handler} takes a list of messages. Add batch=Batch(100), or annotate it as Delivery."
+        )
+    hint = get_args(hint)[0] if many else hint
     return get_args(hint)[0] if get_origin(hint) is Delivery else Any
+
+
+def _is_delivery(hint: object) -> bool:
+    return hint is Delivery or get_origin(hint) is Delivery
 
 
 def _annotation(function: Any) -> Any:

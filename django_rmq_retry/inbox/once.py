@@ -36,6 +36,7 @@ DECIDED = (Reason.CONFLICT.value, Reason.ALIKE.value)
 _META = InboxEntry._meta  # noqa: SLF001 - a documented API despite the underscore
 _DUPLICATE = 1062
 _COLUMNS = ("key", "handler", "name", "digest", "handled_at")
+PLACES = f"({', '.join(['%s'] * len(_COLUMNS))})"
 
 ERROR_ADVICE = (
     "Let the error leave the handler, or catch it outside an atomic() block around the statement that failed."
@@ -89,39 +90,49 @@ def insert(connection: Any, handler: str, name: Name) -> bool:
     at = connection.ops.adapt_datetimefield_value(database_clock.now(connection.alias))
     with connection.cursor() as cursor:
         try:
-            statement = with_savepoint(connection, _statements(connection.vendor).insert)
-            cursor.execute(statement, (name.key, handler, name.text, name.digest, at))
+            statement = with_savepoint(connection, statements_of(connection.vendor).insert)
+            cursor.execute(statement, row_of(name, handler, at))
         except IntegrityError as error:
-            if connection.vendor == "mysql" and error.args[:1] == (_DUPLICATE,):
+            if is_duplicate(connection, error):
                 return False
             raise
         return bool(cursor.rowcount)
 
 
+def row_of(name: Name, handler: str, at: object) -> tuple[object, ...]:
+    """Return the values of an entry, in the order of the statement ``insert``."""
+    return name.key, handler, name.text, name.digest, at
+
+
+def is_duplicate(connection: Any, error: IntegrityError) -> bool:
+    """True for the error by which MariaDB tells that an entry exists."""
+    return connection.vendor == "mysql" and error.args[:1] == (_DUPLICATE,)
+
+
 def has_same_body(connection: Any, name: Name) -> bool | None:
     """True if the existing entry has the same body; None if the entry was deleted meanwhile."""
     with connection.cursor() as cursor:
-        cursor.execute(_statements(connection.vendor).same, (name.digest, name.key))
+        cursor.execute(statements_of(connection.vendor).same, (name.digest, name.key))
         row = cursor.fetchone()
     return None if row is None else bool(row[0])
 
 
 def present(connection: Any, key: str) -> bool:
     with connection.cursor() as cursor:
-        cursor.execute(_statements(connection.vendor).present, (key,))
+        cursor.execute(statements_of(connection.vendor).present, (key,))
         return cursor.fetchone() is not None
 
 
 @lru_cache(maxsize=8)
-def _statements(vendor: str) -> Statements:
+def statements_of(vendor: str) -> Statements:
     quote = next(one for one in connections.all() if one.vendor == vendor).ops.quote_name
     table, key, digest = quote(_META.db_table), quote("key"), quote("digest")
-    columns, places = ", ".join(map(quote, _COLUMNS)), ", ".join(["%s"] * len(_COLUMNS))
+    columns = ", ".join(map(quote, _COLUMNS))
     # On MariaDB the duplicate error reports an existing entry. INSERT IGNORE would hide other errors, and Django
     # connects with FOUND_ROWS, which counts rows that exist as changed.
     end = "" if vendor == "mysql" else f" ON CONFLICT ({key}) DO NOTHING"
     return Statements(
-        insert=f"INSERT INTO {table} ({columns}) VALUES ({places}){end}",  # noqa: S608 - names of our own only
+        insert=f"INSERT INTO {table} ({columns}) VALUES {PLACES}{end}",  # noqa: S608 - names of our own only
         same=f"SELECT CASE WHEN {digest} = %s THEN 1 ELSE 0 END FROM {table} WHERE {key} = %s",  # noqa: S608 - as above
         present=f"SELECT 1 FROM {table} WHERE {key} = %s",  # noqa: S608 - as above
     )
@@ -191,11 +202,18 @@ class Requeue:
 
 def once(subscription: Subscription, delivery: Delivery, state: OnceState) -> object:
     """Run the handler in a transaction with its inbox entry; its error rolls both back, and is raised."""
+    return repeated(OnceRun(subscription, delivery, connection_of(subscription), state))
+
+
+def connection_of(subscription: Subscription) -> Any:
     try:
-        connection = connections[alias_of(subscription)]
+        return connections[alias_of(subscription)]
     except ConnectionDoesNotExist as error:
         raise Unready(f"Handler {subscription.name} has using={subscription.using!r}: {error}") from error
-    run = OnceRun(subscription, delivery, connection, state)
+
+
+def repeated(run: "OnceRun") -> object:
+    """Return the answer of a run, which is repeated after a conflict."""
     for left in reversed(range(MOST_REPEATS + 1)):
         try:
             return run()
@@ -207,9 +225,9 @@ def once(subscription: Subscription, delivery: Delivery, state: OnceState) -> ob
                 # callback is only logged.
                 log.critical(
                     "Handler %s has committed, but a callback of its on_commit() failed: %s",
-                    *(subscription.name, ErrorNote.of(error)),
+                    *(run.handler, ErrorNote.of(error)),
                     exc_info=error,
-                    extra={"event": "after_commit", "handler": subscription.name},
+                    extra={"event": "after_commit", "handler": run.handler},
                 )
                 return run.answer
             run.refuse(error, last=not left)
@@ -250,8 +268,7 @@ class OnceRun:
             self.stage = Stage.RUNNING
             inside = broker_connections.in_once.set(True)
             try:
-                with standing_in(connection):
-                    self.answer = self._subscription.run(self._delivery)
+                self.answer = self._run()
             except BaseException as error:
                 # Check now: leaving the atomic() block may open a new connection.
                 self._lost = lost(connection, error)
@@ -264,6 +281,14 @@ class OnceRun:
             # Set only now: an attempt that was rolled back before the commit does not count as an earlier delivery.
             self._state.begun = True
         return self.answer
+
+    @property
+    def handler(self) -> str:
+        return self._subscription.name
+
+    def _run(self) -> object:
+        with standing_in(self._connection):
+            return self._subscription.run(self._delivery)
 
     def _others(self) -> list[Any]:
         return [other for other in connections.all(initialized_only=True) if other is not self._connection]

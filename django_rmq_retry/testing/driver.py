@@ -1,9 +1,10 @@
 """Runs handlers in the test's own thread: deliver, attempt, settle, advance the clock."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections
@@ -11,14 +12,16 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from django_rmq_retry.amqp.contracts import Line, Publisher
 from django_rmq_retry.breakers.gate import BreakerGate
-from django_rmq_retry.consumer.attempt import AttemptPipeline
+from django_rmq_retry.consumer.batch_attempt import BatchPipeline
+from django_rmq_retry.consumer.batches import batches_of
 from django_rmq_retry.consumer.lines import consumed_lines, consumed_queues, returned_as_copies
 from django_rmq_retry.consumer.sequencer import Sequencer
 from django_rmq_retry.consumer.surroundings import Surroundings
-from django_rmq_retry.handlers.call import OnceState
+from django_rmq_retry.handlers.batch import Batch
+from django_rmq_retry.handlers.call import Call, OnceState
 from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
-from django_rmq_retry.messages.message import Delivery, Instruction, message_id
+from django_rmq_retry.messages.message import Delivery, Instruction, Settlement, message_id
 from django_rmq_retry.policies.verdict import Kind, Verdict
 from django_rmq_retry.testing.brokers import KitBroker, KitSource
 from django_rmq_retry.testing.faults import Fault, Faults, NeverQuiet
@@ -144,13 +147,14 @@ class Driver:
         self._ready: deque[Delivery] = deque()
         self._source: KitSource | None = None
         self._lines: tuple[Line, ...] = ()
-        self._made: Callable[[], AttemptPipeline | None] = lambda: None
-        self._pipeline: AttemptPipeline | None = None
+        self._made: Callable[[], BatchPipeline | None] = lambda: None
+        self._pipeline: BatchPipeline | None = None
         self._breaker_gate: BreakerGate | None = None
         self._pauses = KitPauses(())
         self._keyed: frozenset[str] = frozenset()
+        self._batches: dict[str, Batch] = {}
         self._sequencer = Sequencer(lambda _delivery: None)
-        self._following: Delivery | None = None
+        self._following: deque[Delivery] = deque()
         self._fault: Fault | None = None
         self._escaped: BaseException | None = None
         self._patience = Patience(0)
@@ -165,9 +169,14 @@ class Driver:
             replace(work_queue, subscriptions=tuple(map(self._with_faults, work_queue.subscriptions)))
             for work_queue in work_queues
         ]
-        self._made = lambda: AttemptPipeline(faulty, surroundings)
+        self._made = lambda: BatchPipeline(faulty, surroundings)
         self._pipeline = self._made()
-        self._lines = tuple(line for work_queue in work_queues for line in consumed_lines(work_queue, prefetch))
+        self._batches = batches_of(work_queues)
+        self._lines = tuple(
+            line
+            for one in work_queues
+            for line in consumed_lines(one, max(prefetch, one.batch.size) if one.batch else prefetch)
+        )
         self._keyed = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.keyed)
         if self._source is not None:
             self._restart()
@@ -248,7 +257,7 @@ class Driver:
             self._source.die()
             self._pipeline = self._made()
         self._ready.clear()
-        self._following = None
+        self._following.clear()
         if self._pipeline is not None:
             self._sequencer = Sequencer(self._pipeline.read_key)
         self._source = self._broker.source(self._publisher)
@@ -261,40 +270,68 @@ class Driver:
             return False
         source.poll()
         self._raise_what_escaped()
-        if self._following is None and not self._ready:
+        if not self._following and not self._ready:
             return False
-        delivery = self._take()
-        if delivery is None:
+        deliveries = self._take_batch()
+        if not deliveries:
             return True
         # A handler may call another one, whose attempt must not take this attempt's fault.
         outer = self._take_fault()
-        settlement = pipeline.attempt(delivery)
+        settlements = _attempted(pipeline, deliveries)
         fault, self._fault = self._take_fault(), outer
-        stays = settlement.instruction is Instruction.KEEP
-        self._following = self._sequencer.keep(delivery) if stays else self._sequencer.done(delivery)
+        for delivery, settlement in settlements:
+            stays = settlement.instruction is Instruction.KEEP
+            following = self._sequencer.keep(delivery) if stays else self._sequencer.done(delivery)
+            self._following.extend([] if following is None else [following])
+        self._settle(source, settlements, fault)
+        self._raise_what_escaped()
+        return True
+
+    def _settle(
+        self, source: KitSource, settlements: Sequence[tuple[Delivery, Settlement]], fault: Fault | None
+    ) -> None:
         if fault is Fault.CRASH:
             self._restart()
         elif fault is Fault.DUPLICATE:
             # The copy and the answer are stored, and the connection is lost before the ack arrives.
-            for message in (settlement.answer, None if settlement.ack_first else settlement.copy):
-                if message is not None and not settlement.hold:
-                    self._publisher.send(message, lambda _result: None)
+            for _, settlement in settlements:
+                for message in (settlement.answer, None if settlement.ack_first else settlement.copy):
+                    if message is not None and not settlement.hold:
+                        self._publisher.send(message, lambda _result: None)
             source.lose("before the acknowledgement arrived")
         elif fault is Fault.BROKER:
             source.lose("the test asked for it")
-            source.settle(delivery, settlement)
-        else:
-            source.settle(delivery, settlement)
-        self._raise_what_escaped()
-        return True
+        if fault not in (Fault.CRASH, Fault.DUPLICATE):
+            for delivery, settlement in settlements:
+                source.settle(delivery, settlement)
+
+    def _take_batch(self) -> list[Delivery]:
+        """Return the next deliveries to attempt together; none if the next one has to wait for another of its key."""
+        first = self._take()
+        batch = None if first is None or first.redelivered else self._batches.get(first.queue)
+        if first is None or batch is None:
+            return [] if first is None else [first]
+        taken = [first]
+        for one in [one for one in (*self._following, *self._ready) if one.queue == first.queue]:
+            if len(taken) == batch.size:
+                break
+            turn = self._turn_of(one)
+            if turn is not None and turn.redelivered:
+                self._following.append(turn)
+            elif turn is not None:
+                taken.append(turn)
+        return taken
 
     def _take(self) -> Delivery | None:
         """Return the next delivery; None if it has to wait for another one of its key."""
-        following, self._following = self._following, None
-        if following is not None:
-            return following
-        delivery = self._ready.popleft()
-        return self._sequencer.take(delivery) if delivery.queue in self._keyed else delivery
+        return self._turn_of(self._following[0] if self._following else self._ready[0])
+
+    def _turn_of(self, one: Delivery) -> Delivery | None:
+        if one in self._following:
+            self._following.remove(one)
+            return one
+        self._ready.remove(one)
+        return self._sequencer.take(one) if one.queue in self._keyed else one
 
     def _take_fault(self) -> Fault | None:
         fault, self._fault = self._fault, None
@@ -302,14 +339,21 @@ class Driver:
 
     def _with_faults(self, subscription: Subscription) -> Subscription:
         """Wrap the handler so that it fails when the test says so."""
+        whole = subscription.run_batch
+        return replace(
+            subscription,
+            run=self._faulty(subscription.run, subscription.name),
+            run_batch=None if whole is None else self._faulty(whole, subscription.name),
+        )
 
-        @wraps(subscription.run)
-        def run(delivery: Delivery) -> object:
-            trouble = self._faults.take(subscription.name)
+    def _faulty(self, call: Call, name: str) -> Call:
+        @wraps(call)
+        def run(message: Any) -> object:
+            trouble = self._faults.take(name)
             if trouble is not None and not isinstance(trouble, Fault):
                 raise trouble
             try:
-                answer = subscription.run(delivery)
+                answer: object = call(message)
             except BaseException as error:
                 if _is_the_tests(error):
                     self._escaped = error
@@ -317,13 +361,28 @@ class Driver:
             self._fault = trouble
             return answer
 
-        return replace(subscription, run=run)
+        return run
 
     def _raise_what_escaped(self) -> None:
         error = self._escaped or self._patience.over
         self._escaped = self._patience.over = None
         if error is not None:
             raise error
+
+
+def _attempted(pipeline: BatchPipeline, deliveries: Sequence[Delivery]) -> list[tuple[Delivery, Settlement]]:
+    """Attempt deliveries together; raise what one of them raises outside its handler."""
+    if len(deliveries) == 1:
+        return [(deliveries[0], pipeline.attempt(deliveries[0]))]
+    settlements: list[tuple[Delivery, Settlement]] = []
+
+    def ended(delivery: Delivery, end: Settlement | BaseException) -> None:
+        if isinstance(end, BaseException):
+            raise end
+        settlements.append((delivery, end))
+
+    pipeline.attempt_batch(deliveries, ended)
+    return settlements
 
 
 class Patience:
@@ -366,11 +425,20 @@ class Inbox:
     def __call__(self, subscription: Subscription, delivery: Delivery, state: OnceState) -> object:
         from django_rmq_retry.inbox.once import once  # noqa: PLC0415 - pytest loads the kit before settings and models
 
+        self._check(subscription)
+        return once(subscription, delivery, state)
+
+    def batch(self, subscription: Subscription, messages: Sequence[tuple[Delivery, OnceState]]) -> Collection[int]:
+        from django_rmq_retry.inbox.once_batch import once_batch  # noqa: PLC0415 - as above
+
+        self._check(subscription)
+        return once_batch(subscription, messages)
+
+    def _check(self, subscription: Subscription) -> None:
         lack = _lack(subscription)
         if lack is not None:
             self._end(lack)
             raise lack
-        return once(subscription, delivery, state)
 
 
 def _lack(subscription: Subscription) -> NoDatabase | None:

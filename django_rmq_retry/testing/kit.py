@@ -411,7 +411,8 @@ class RmqTest:
             hooks=hooks.project_hooks() if settings.around else None,
             keep=lambda kept: kept.store([kept.row]),
             gates=gates,
-            once=Inbox(self._driver.failed),
+            once=(inbox := Inbox(self._driver.failed)),
+            once_batch=inbox.batch,
         )
 
     def _publisher(self, sent: Sent) -> FaultyPublisher:

@@ -17,6 +17,7 @@ import django
 from tests.bench import report, trials, turns
 from tests.bench.asyncs import NAME as ASYNCS
 from tests.bench.asyncs import asyncs, side_by_side
+from tests.bench.batches import batches
 from tests.bench.embedding import embedded
 from tests.bench.million.running import filled
 from tests.bench.million.shapes import INCIDENT, MILLION
@@ -84,7 +85,7 @@ def _with_a_broker(asked: argparse.Namespace) -> list[report.Finding] | None:
 
 def _measure(node: Node, asked: argparse.Namespace) -> list[report.Finding]:
     findings: list[report.Finding] = []
-    for suite in (*SUITES, *onces(), *orders(), *outboxes(), *asyncs()):
+    for suite in (*SUITES, *onces(), *batches(), *orders(), *outboxes(), *asyncs()):
         if suite.name in asked.only:
             task = suite.task
             if asked.quick:

@@ -227,6 +227,7 @@ NAMES = (
     "park",
     "embedded",
     "once",
+    "batches",
     "order",
     "outbox",
     "telemetry",

@@ -7,6 +7,7 @@ from typing import Any
 
 from django_rmq_retry import Delivery, Fixed, Json, Queue, RetryThenPark
 from django_rmq_retry.consumer.attempt import AttemptPipeline
+from django_rmq_retry.consumer.batch_attempt import BatchPipeline
 from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.handlers import Match, Subscription, WorkQueue, work_queues_of
 from django_rmq_retry.handlers.contracts import FinishedAttempt
@@ -23,9 +24,9 @@ def surroundings(*journals: Any, **parts: Any) -> Surroundings:
     return Surroundings(**{"with_connections": nullcontext, "journals": journals, **still, **parts})
 
 
-def pipeline_of(*handlers: Subscription, journals: tuple[Any, ...] = (), **parts: Any) -> AttemptPipeline:
+def pipeline_of(*handlers: Subscription, journals: tuple[Any, ...] = (), **parts: Any) -> BatchPipeline:
     """The pipeline of these handlers, in such surroundings."""
-    return AttemptPipeline(work_queues_of(handlers), surroundings(*journals, **parts))
+    return BatchPipeline(work_queues_of(handlers), surroundings(*journals, **parts))
 
 
 def finished(

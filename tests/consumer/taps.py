@@ -1,5 +1,6 @@
 """A source whose messages come from the test."""
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -39,6 +40,11 @@ class Tap:
 
     def resume(self, queue: str, *, prefetch: int | None = None) -> None:
         self.words.append(f"resume {queue} {prefetch}")
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, call)
+        timer.daemon = True
+        timer.start()
 
     def quiesce(self) -> None:
         self.words.append("quiesce")

@@ -11,7 +11,8 @@ import pytest
 from django_rmq_retry import Delivery, Fixed, OneShot, Raw, RetryThenPark, StopTheLine
 from django_rmq_retry.consumer import consumer as room
 from django_rmq_retry.consumer import hung
-from django_rmq_retry.consumer.attempt import OUTSIDE_FAILURE_SECONDS, AttemptPipeline
+from django_rmq_retry.consumer.attempt import OUTSIDE_FAILURE_SECONDS
+from django_rmq_retry.consumer.batch_attempt import BatchPipeline
 from django_rmq_retry.consumer.consumer import Consumer, ConsumerLimits, Watchers
 from django_rmq_retry.consumer.deadlines import Deadlines, TimedRun
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable
@@ -33,7 +34,7 @@ PATIENT = RetryThenPark(backoff=Fixed(30))
 RABBIT = Server(product="RabbitMQ", version=(3, 10, 8))
 
 
-class Made(AttemptPipeline):
+class Made(BatchPipeline):
     """A pipeline whose attempts are what the test says; each runs a handler, unless no handler takes its body."""
 
     def __init__(self, make: Callable[[Delivery], Settlement], noted: list[FinishedAttempt] | None) -> None:
@@ -319,7 +320,7 @@ def handling(act: Callable[[Delivery], object], policy: Policy = PATIENT, **opti
     order = (lambda _: "k") if surrounded.gates else None
     found = work_queues_of([replace(subscription(policy), run=act, order_by=order, codec=Raw())])
     consumer = Consumer(
-        found, Tap(), AttemptPipeline(found, surrounded), threads=1, prefetch=2, limits=ConsumerLimits(shutdown=5.0)
+        found, Tap(), BatchPipeline(found, surrounded), threads=1, prefetch=2, limits=ConsumerLimits(shutdown=5.0)
     )
     made = Running(consumer._source, consumer)  # type: ignore[arg-type]  # the Tap above
     made.thread.start()
@@ -474,7 +475,7 @@ def test_each_hanging_handler_is_logged_with_its_line(caplog: pytest.LogCaptureF
     bank = replace(subscription(PATIENT, name="bank", queue="bank"), run=wait_for_bank, timeout=0.05)
     ledger = replace(subscription(PATIENT, name="ledger", queue="ledger"), run=wait_for_ledger, timeout=0.2)
     found, tap = work_queues_of([replace(one, codec=Raw()) for one in (bank, ledger)]), Tap()
-    pipeline = AttemptPipeline(found, surroundings())
+    pipeline = BatchPipeline(found, surroundings())
     made = Running(tap, Consumer(found, tap, pipeline, threads=2, prefetch=2, limits=ConsumerLimits(shutdown=5.0)))
     made.thread.start()
     wait_until(lambda: tap.receiver)
@@ -519,7 +520,7 @@ def test_a_hanging_gate_does_not_delay_ending_a_hung_process(
         subscription(PATIENT), run=lambda _: held.acquire(), timeout=0.05, order_by=lambda _: "k", codec=Raw()
     )
     found = work_queues_of([one])
-    pipeline = AttemptPipeline(found, replace(surroundings(), gates=(gate,)))
+    pipeline = BatchPipeline(found, replace(surroundings(), gates=(gate,)))
     made = Running(tap, Consumer(found, tap, pipeline, threads=2, prefetch=2, limits=ConsumerLimits(shutdown=1.0)))
     made.thread.daemon = True
     made.thread.start()
@@ -550,7 +551,7 @@ def ordering(order_by: Callable[[Delivery], object], *, key_timeout: float, shut
     ledger = replace(subscription(PATIENT, name="ledger", queue="ledger"), run=lambda _: None, order_by=order_by)
     bank = replace(subscription(PATIENT, name="bank", queue="bank"), run=lambda _: None)
     found, tap = work_queues_of([replace(one, codec=Raw()) for one in (ledger, bank)]), Tap()
-    pipeline = AttemptPipeline(found, replace(surroundings(), key_timeout=key_timeout))
+    pipeline = BatchPipeline(found, replace(surroundings(), key_timeout=key_timeout))
     made = Running(tap, Consumer(found, tap, pipeline, threads=2, prefetch=5, limits=ConsumerLimits(shutdown=shutdown)))
     made.thread.daemon = True
     made.thread.start()
@@ -647,6 +648,6 @@ def test_an_ordering_key_is_computed_without_a_watcher_thread(monkeypatch: pytes
 
     monkeypatch.setattr(Deadlines, "_ensure_watcher", fail)
     handler = replace(subscription(PATIENT, name="ledger", queue="ledger"), order_by=lambda _: "k", codec=Raw())
-    pipeline = AttemptPipeline(work_queues_of([handler]), replace(surroundings(), key_timeout=1.0))
+    pipeline = BatchPipeline(work_queues_of([handler]), replace(surroundings(), key_timeout=1.0))
 
     assert pipeline.read_key(delivery(queue="ledger")) == ("ledger", "k")

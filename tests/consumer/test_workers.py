@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_rmq_retry import RetryThenPark
-from django_rmq_retry.consumer.attempt import AttemptPipeline
+from django_rmq_retry.consumer.batch_attempt import BatchPipeline
 from django_rmq_retry.consumer.consumer import Consumer, ConsumerLimits, sizes_of
 from django_rmq_retry.consumer.workers import TwoPools, Workers
 from django_rmq_retry.handlers import Match, WorkQueue, work_queues_of
@@ -281,7 +281,7 @@ def test_the_prefetch_of_async_handlers_allows_as_many_as_may_run_at_once(
     made = Consumer(
         [work_queue],
         Tap(),
-        AttemptPipeline([work_queue], surroundings()),
+        BatchPipeline([work_queue], surroundings()),
         threads=4,
         prefetch=prefetch,
         asynchronous=100,

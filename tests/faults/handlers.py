@@ -6,12 +6,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from django_rmq_retry import (
     AckFirst,
+    Batch,
     DeadLetter,
     Delivery,
     Fixed,
@@ -51,7 +53,10 @@ POLICIES: Mapping[str, Policy] = {
     "wait_queue": RetryThenPark(attempts=3, backoff=Fixed(0.2), via=WaitQueue("waiting", "work.waiting")),
     "republish": RetryThenPark(attempts=3, backoff=Fixed(0.05), via=Republish()),
     "native": RetryThenPark(attempts=3, via=Native(0.3, 1)),
+    "batch": RetryThenPark(attempts=3, backoff=Steps([0.2, 1]), park_on=Hopeless),
 }
+BATCH = "batch"
+"""The policy of a handler that takes batches."""
 
 
 def _interrupt() -> None:
@@ -124,10 +129,15 @@ class Act:
             raise Broken("not yet")
         self._diary.note("did", said["id"], message.attempt)
 
+    def together(self, messages: Sequence[Delivery]) -> None:
+        for message in messages:
+            self(message)
+
 
 def work_queue(policy: str, folder: Path, *, park: str = PARKED, name: str = QUEUE, **queue: Any) -> WorkQueue:
     """Return the queue of a fault test, or a second one, with its handler."""
-    subscription = Subscription(
-        name="act", run=Act(folder), queue=Queue(name, **queue), policy=POLICIES[policy], park=park
-    )
+    act = Act(folder)
+    subscription = Subscription(name="act", run=act, queue=Queue(name, **queue), policy=POLICIES[policy], park=park)
+    if policy == BATCH:
+        subscription = replace(subscription, batch=Batch(5, wait=0.2), run_batch=act.together)
     return work_queues_of([subscription])[0]

@@ -173,7 +173,10 @@ def _around(work_queue: WorkQueue, run: Callable[[Delivery, Callable[[Delivery],
     subscription = work_queue.subscriptions[0]
     inner = subscription.run
     assert isinstance(inner, Act)
-    return replace(work_queue, subscriptions=(replace(subscription, run=lambda message: run(message, inner)),))
+    one = replace(subscription, run=lambda message: run(message, inner))
+    if subscription.batch:
+        one = replace(one, run_batch=lambda messages: [run(message, inner) for message in messages])
+    return replace(work_queue, subscriptions=(one,))
 
 
 WAYS: Mapping[str, Callable[[Once, WorkQueue], Any]] = {

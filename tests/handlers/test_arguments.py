@@ -8,6 +8,7 @@ import pytest
 
 from django_rmq_retry import (
     AckFirst,
+    Batch,
     Breaker,
     Broadcast,
     DeadLetter,
@@ -143,6 +144,7 @@ WRONG: Mapping[Callable[..., Any], Mapping[str, tuple[object, ...]]] = {
         "delivery_limit": WHOLE,
         "arguments": (*TABLE, None),
     },
+    Batch: {"size": (*WHOLE, None, 1, 1001), "wait": (*NUMBER, None, 0, 61)},
     handler: {
         "queue": (*QUEUE, None, *UNWRITABLE),
         "policy": POLICY,
@@ -160,6 +162,7 @@ WRONG: Mapping[Callable[..., Any], Mapping[str, tuple[object, ...]]] = {
         "rate": (*ANY, True, [20], {}, -1, "often"),
         "breaker": (*ANY, 7, Breaker, ValueError),
         "timeout": NUMBER,
+        "batch": (*ANY, 7, 100, True, Batch, [100]),
         "ack": (*CHOICE, None),
         "name": TEXT,
     },
@@ -176,6 +179,7 @@ NEEDED: Mapping[Callable[..., Any], Mapping[str, object]] = {
     Exchange: {"name": "main"},
     Queue: {"name": "work"},
     Broadcast: {"name": "news", "bindings": [Exchange("news", "fanout").bind()]},
+    Batch: {"size": 100},
     handler: {"queue": "work"},
 }
 

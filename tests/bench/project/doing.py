@@ -1,6 +1,6 @@
 """Database work of a handler, for trials that compare its transaction."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from django.contrib.auth.models import Group
 from django.db import transaction
@@ -22,6 +22,27 @@ def change_balance(message: Delivery) -> None:
 
 
 WORKS: dict[str, Does] = {"row": insert_row, "balance": change_balance}
+
+
+def insert_rows(messages: Sequence[Delivery]) -> None:
+    Group.objects.bulk_create([Group(name=message.id or "") for message in messages])
+
+
+def worked_together(does: str, tick: Callable[[], None]) -> tuple[Callable[[list[Delivery]], None], bool]:
+    """Return the handler of a trial with batches, such as "row once batch", and its ``once`` option."""
+
+    def within(messages: list[Delivery]) -> None:
+        insert_rows(messages)
+        for _ in messages:
+            tick()
+
+    def plain(messages: list[Delivery]) -> None:
+        with transaction.atomic():
+            insert_rows(messages)
+        for _ in messages:
+            tick()
+
+    return (within, True) if " once " in does else (plain, False)
 
 
 def worked(does: str, tick: Callable[[], None]) -> tuple[Does, bool]:

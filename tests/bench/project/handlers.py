@@ -1,11 +1,13 @@
 """The measured handler."""
 
 import asyncio
+from typing import Any
 
-from django_rmq_retry import Delivery, Queue, handler
+from django_rmq_retry import Batch, Delivery, Queue, handler
+from tests.bench.batches import SIZE
 from tests.bench.marks import Marks
 from tests.bench.policy import POLICY
-from tests.bench.project.doing import worked
+from tests.bench.project.doing import worked, worked_together
 from tests.bench.task import Task
 
 task = Task.given()
@@ -44,10 +46,16 @@ def key(message: Delivery) -> str:
     return f"account {message.data['number'] % 1000}"
 
 
-does, once = worked(task.does, marks.tick) if task.does else (flaky if task.flaky else quick, False)
+batch = Batch(SIZE) if task.does.endswith(" batch") else None
+work: Any
+if batch:
+    work, once = worked_together(task.does, marks.tick)
+elif task.does:
+    work, once = worked(task.does, marks.tick)
+else:
+    work, once = waiting if task.side_by_side else flaky if task.flaky else quick, False
 order_by = key if task.does.endswith(" keyed") else None
-work = waiting if task.side_by_side else does
-charge = handler(Queue(task.queue, type=task.kind), policy=POLICY, once=once, order_by=order_by)(work)
+charge = handler(Queue(task.queue, type=task.kind), policy=POLICY, once=once, order_by=order_by, batch=batch)(work)
 
 for number in range(task.idle_handlers):
     # Each has metrics of its own.
