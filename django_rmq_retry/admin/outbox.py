@@ -1,26 +1,44 @@
-"""The admin of the outbox. Bodies are not shown.
+"""The admin of the outbox.
 
 Only the command discards, because it requires a reason: a payment that is not sent is not made.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from django.contrib import admin, messages
-from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.views.main import ChangeList
+from django.db.models import BinaryField, Case, F, QuerySet, Value, When
+from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext
 
-from django_rmq_retry.admin.labels import column, one_short_line
+from django_rmq_retry import database_clock
+from django_rmq_retry.admin.contents import body_of, heading_of
+from django_rmq_retry.admin.labels import LONGEST_KEY, cut_line, labelled, one_short_line
 from django_rmq_retry.admin.message_list import CappedPaginator
-from django_rmq_retry.admin.pages import Pages, refusal
-from django_rmq_retry.markup import time_exact
-from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.admin.pages import Button, Pages, refusal
+from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.business_keys import readable_keys
+from django_rmq_retry.markup import NOTHING, badge, counted, name, time_ago
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.properties import Properties, decode_properties
+from django_rmq_retry.models import OutboxMessage, State
+from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.parked.operators import Actor, has_own_rules, own_rules_refusal
 from django_rmq_retry.parked.outbox_actions import retry_outbox
+from django_rmq_retry.parked.selection import number_in
 
 OutboxRows = QuerySet[OutboxMessage]
+MOST_LISTED_BYTES = 16 * 1024
+"""The size of a body up to which the list reads it for its business keys; the page of a row reads any body."""
+NO_ROUTE = "312 "
+"""The beginning of the broker's answer to a message that no queue takes."""
 
 
 class ByOutboxState(admin.SimpleListFilter):
@@ -34,13 +52,87 @@ class ByOutboxState(admin.SimpleListFilter):
         return queryset.filter(failed_at__isnull=self.value() == "waiting") if self.value() else queryset
 
 
+def state_of(row: OutboxMessage) -> SafeString:
+    """Return a badge for what has become of the row, and when it is sent next."""
+    attempts = counted(ngettext("%(count)d attempt", "%(count)d attempts", row.attempts), count=row.attempts)
+    if row.failed_at:
+        shown, details = badge(State.PARKED, pgettext("outbox", "failed")), [attempts]
+    elif row.attempts:
+        shown = badge(State.ON_HOLD, pgettext("outbox", "refused"))
+        due = row.due_at > database_clock.reckoned(records_alias())
+        details = [attempts, format_html(_("next {}"), time_ago(row.due_at))] if due else [attempts]
+    else:
+        return badge(State.REQUEUEING, _("waiting to be sent"))
+    return format_html('{} <span class="rmq-quiet">{}</span>', shown, format_html_join(", ", "{}", zip(details)))
+
+
+def said_of(row: OutboxMessage) -> str:
+    """Return why the row was not sent: the broker's answer, in words if it is that no queue takes the message."""
+    if not row.error.startswith(NO_ROUTE):
+        return row.error
+    if row.exchange:
+        text = _("No queue takes “%(key)s” from the exchange “%(exchange)s” (%(answer)s)")
+    else:
+        text = _("No queue takes “%(key)s” (%(answer)s)")
+    return text % {"key": row.routing_key, "exchange": row.exchange, "answer": row.error}
+
+
+def target_of(row: OutboxMessage) -> str:
+    return f"{row.exchange} {row.routing_key}".strip()
+
+
+def properties_of(row: OutboxMessage) -> Properties:
+    try:
+        return decode_properties(bytes(row.properties))
+    except UndecodableHeaders:
+        return Properties()
+
+
+def keys_of(row: OutboxMessage, body: bytes) -> list[str]:
+    """Return the business keys by which the handler of the row's destination names a message."""
+    delivery = Delivery(
+        queue="" if row.exchange else row.routing_key,
+        body=body,
+        raw=bytes(row.properties),
+        exchange=row.exchange,
+        routing_key=row.routing_key,
+    )
+    for work_queue in registry.work_queues():
+        queue = work_queue.queue
+        bound = any(one.source.name == row.exchange and one.takes(row.routing_key) for one in queue.bindings)
+        if bound if row.exchange else queue.name == row.routing_key:
+            return readable_keys(work_queue.presumed(delivery), delivery)
+    return []
+
+
+def withheld(request: HttpRequest) -> str:
+    """Return why the user sees no content of the outbox; empty if the user does.
+
+    The project's own rules are about parked messages: they cannot say of a row who may see it.
+    """
+    return refusal(request, "view") or (own_rules_refusal() if has_own_rules(request.user) else "")
+
+
+class OutboxList(ChangeList):
+    """The list of rows, each with its type, and with its business keys if its body is small."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        self.result_list = list(self.result_list)
+        self.same = () if any(row.order_key for row in self.result_list) else ("order",)
+        hidden = withheld(request)
+        for row in self.result_list:
+            row.kind = "" if hidden else properties_of(row).type
+            row.keys = keys_of(row, bytes(row.small_body)) if row.small_body and not hidden else []
+
+
 @admin.register(OutboxMessage)
 class OutboxMessageAdmin(Pages):
     """The rows of the outbox, oldest first."""
 
     sees = "view_outbox"
-    list_display = ("name", "written", "state", "of_tries", "to", "order", "why")
-    list_display_links = ("name",)
+    list_display = ("key", "kind", "written", "status", "order", "failure")
+    list_display_links = ("key",)
     list_filter = (ByOutboxState,)
     search_fields = ("message_id__exact",)
     search_help_text = gettext_lazy("The id of a message.")
@@ -49,30 +141,79 @@ class OutboxMessageAdmin(Pages):
     paginator = CappedPaginator
     actions = ("retry",)
     change_list_template = "admin/rmq_retry/outboxmessage/list.html"
-    fields = (
-        *("message_id", "exchange", "routing_key", "size", "order_key", "created_at", "due_at"),
-        *("attempts", "error", "failed_at"),
-    )
 
-    name = admin.display(description=gettext_lazy("Message"))(lambda _self, row: one_short_line(str(row)))
-    written = admin.display(description=gettext_lazy("Written"))(lambda _self, row: time_exact(row.created_at))
-    of_tries = column(OutboxMessage, "attempts")
-    order = admin.display(description=gettext_lazy("Ordering key"))(lambda _self, row: one_short_line(row.order_key))
-    why = admin.display(description=gettext_lazy("Last error"))(lambda _self, row: one_short_line(row.error))
+    @admin.display(description=gettext_lazy("Key or id"))
+    def key(self, row: OutboxMessage) -> SafeString:
+        shown = next(iter(getattr(row, "keys", ())), "") or str(row)
+        return format_html('<span title="{}">{}</span>', one_short_line(str(row)), one_short_line(shown, LONGEST_KEY))
 
-    @admin.display(description=gettext_lazy("To"))
-    def to(self, row: OutboxMessage) -> str:
-        return one_short_line(f"{row.exchange} {row.routing_key}".strip())
+    @admin.display(description=gettext_lazy("Message type"))
+    def kind(self, row: OutboxMessage) -> SafeString:
+        return labelled(_("Message type"), name(one_short_line(getattr(row, "kind", "") or NOTHING)))
+
+    @admin.display(description=gettext_lazy("Written"))
+    def written(self, row: OutboxMessage) -> SafeString:
+        return labelled(_("Written"), time_ago(row.created_at))
 
     @admin.display(description=gettext_lazy("State"))
-    def state(self, row: OutboxMessage) -> str:
-        return pgettext("outbox", "failed") if row.failed_at else _("waiting to be sent")
+    def status(self, row: OutboxMessage) -> SafeString:
+        return state_of(row)
+
+    @admin.display(description=gettext_lazy("Ordering key"))
+    def order(self, row: OutboxMessage) -> SafeString:
+        return labelled(_("Ordering key"), one_short_line(row.order_key, LONGEST_KEY) or NOTHING)
+
+    @admin.display(description=gettext_lazy("To, or last error"))
+    def failure(self, row: OutboxMessage) -> SafeString:
+        said = said_of(row)
+        return labelled(_("Last error") if said else _("To"), cut_line(said or target_of(row)))
 
     def get_queryset(self, request: HttpRequest) -> OutboxRows:
-        return super().get_queryset(request).defer("body", "properties")
+        small = Case(When(size__lte=MOST_LISTED_BYTES, then=F("body")), default=Value(b""), output_field=BinaryField())
+        rows: OutboxRows = super().get_queryset(request)
+        return rows.defer("body").annotate(small_body=small)
+
+    def get_changelist(self, request: HttpRequest, **options: Any) -> type[ChangeList]:
+        return OutboxList
 
     def list_page(self, request: HttpRequest, **more: Any) -> HttpResponseBase:
         return super().list_page(request, title=_("Outbox: messages not sent yet"), **more)
+
+    def row_page(self, request: HttpRequest, object_id: str) -> HttpResponseBase:
+        row = OutboxMessage.objects.filter(pk=number_in(object_id) or 0).first()
+        if row is None:
+            raise Http404(_("There is no such message in the outbox: it was sent meanwhile, or discarded."))
+        why_withheld = withheld(request)
+        properties, whole = properties_of(row), not refusal(request, "view_payload")
+        contents: dict[str, Any] = {}
+        kind = ""
+        if not why_withheld:
+            kind = properties.type or ""
+            body = body_of(bytes(row.body), properties.content_type or "", whole=whole)
+            heading = heading_of(bytes(row.properties), whole=whole)
+            # A hidden value has a button only on the page of a parked message, which writes a reveal to the audit log.
+            headers = tuple(replace(one, place="") for one in heading.headers)
+            contents = {"body": replace(body, hidden=(), unnamed=0), "heading": replace(heading, headers=headers)}
+        return self.page(
+            request,
+            "outboxmessage/message.html",
+            title=f"{kind} {row}".strip(),
+            row=row,
+            kind=kind,
+            business_keys=[] if why_withheld else keys_of(row, bytes(row.body)),
+            state=state_of(row),
+            said=said_of(row),
+            why_withheld=why_withheld,
+            buttons=self._buttons(request, row),
+            **contents,
+        )
+
+    def _buttons(self, request: HttpRequest, row: OutboxMessage) -> list[Button]:
+        if not (row.failed_at or row.attempts):
+            return []
+        values = (("action", "retry"), (ACTION_CHECKBOX_NAME, str(row.pk)))
+        address, why = self.address("outboxmessage_changelist"), refusal(request, "retry")
+        return [Button(label=_("Send again"), address=address, why=why, post=True, values=values, kind="main")]
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
         return not refusal(request, "retry")

@@ -28,6 +28,7 @@ BUDGETS = {
     "livestatus/": 19,
     "blockedkey/": 3,
     "outboxmessage/": 2,
+    "outboxmessage/{row}/change/": 1,
     "queuecontrol/": 5,
     "consumerprocess/": 2,
     "approvalrequest/": 7,

@@ -16,13 +16,22 @@ from django.utils import timezone
 from django_rmq_retry import Delivery, Message, handler, parked
 from django_rmq_retry.admin.action_facts import name_in_words
 from django_rmq_retry.markup import NOTHING
-from django_rmq_retry.models import Action, ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
+from django_rmq_retry.models import (
+    Action,
+    ErrorGroup,
+    MessageVersion,
+    OperatorAction,
+    OutboxMessage,
+    ParkedMessage,
+    RequeueRun,
+    State,
+)
 from django_rmq_retry.parked.edit import propose, store
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.testing import isolated_handlers
 from tests.admin import made
-from tests.admin.conftest import client_of, operating
+from tests.admin.conftest import client_of, is_north, operating
 from tests.admin.looking import Page, address_of, follow, press
 from tests.operators.invariants import check_audit_log
 from tests.operators.made import ANN, discard_messages, logged, pause_run, requeue_run, restore_messages
@@ -605,6 +614,75 @@ def test_an_empty_outbox_has_no_search_field(page: Client) -> None:
     some = page.get("/admin/rmq_retry/outboxmessage/").content.decode()
 
     assert ['id="searchbar"' in one for one in (empty, nothing, some)] == [False, True, True]
+
+
+OUTBOX = "/admin/rmq_retry/outboxmessage/"
+
+
+@pytest.fixture
+def keyed() -> None:
+    """A handler of another queue that names the business keys of its messages."""
+
+    @handler("payments.slow", keys=lambda message: message.data["order_id"])
+    def slow(message: Delivery) -> None:
+        """Nothing."""
+
+
+def refused_row(**fields: Any) -> OutboxMessage:
+    """A payment that the broker has refused ten times, and that is sent again in 40 minutes."""
+    due = timezone.now() + timedelta(minutes=40, seconds=30)
+    about = {"body": b'{"order_id": "ORD-7", "iban": "DE7"}', "size": 36, "routing_key": "payments.slow"}
+    told = {"properties": made.properties({"token": "t-1"}, type="payment.order"), "attempts": 10, "due_at": due}
+    return made.outgoing(**{**about, **told, "failed_at": None, **fields})
+
+
+@pytest.mark.usefixtures("keyed")
+def test_the_outbox_says_which_payment_waits_and_what_the_broker_answers(page: Client) -> None:
+    refused_row()
+    listed = Page(page.get(OUTBOX)).text
+    refused_row(routing_key="payments.nowhere", exchange="bank")
+
+    assert "ORD-7" in listed
+    assert "payment.order" in listed
+    assert "refused 10 attempts, next in 40 min" in listed
+    assert "No queue takes “payments.slow” (312 NO_ROUTE)" in listed
+    assert "No queue takes “payments.nowhere” from the exchange “bank”" in Page(page.get(OUTBOX)).text
+
+
+@pytest.mark.usefixtures("keyed")
+def test_the_page_of_an_outbox_message_has_its_body_and_sends_it_again(page: Client) -> None:
+    row = refused_row()
+    shown = page.get(f"{OUTBOX}{row.pk}/change/")
+    done = press(page, shown, "Send again")
+    row.refresh_from_db()
+
+    assert "payment.order 9f3c-7" in Page(shown).text
+    assert "ORD-7" in Page(shown).text
+    assert "DE7" in Page(shown).text
+    assert "1 message will be sent again." in Page(done).text
+    assert row.attempts == 0
+
+
+@pytest.mark.usefixtures("keyed")
+def test_the_page_of_an_outbox_message_hides_what_its_user_may_not_see(settings: Any) -> None:
+    row = refused_row()
+    operating(settings, MASK=["iban", "token"])
+    without_bodies = client_of(made.person("ann", "view_outboxmessage", "view_parkedmessage"))
+    masked = Page(without_bodies.get(f"{OUTBOX}{row.pk}/change/")).text
+    of_rows_only = client_of(made.person("ben", "view_outboxmessage"))
+    nothing = [Page(of_rows_only.get(one)).text for one in (OUTBOX, f"{OUTBOX}{row.pk}/change/")]
+    operating(settings, PERMIT=is_north)
+    ruled = Page(without_bodies.get(f"{OUTBOX}{row.pk}/change/")).text
+
+    assert "ORD-7" in masked
+    assert [secret in masked for secret in ("DE7", "t-1")] == [False, False]
+    assert ["ORD-7" in one or "payment.order" in one for one in (*nothing, ruled)] == [False, False, False]
+
+
+def test_a_message_that_left_the_outbox_meanwhile_is_answered_with_404(page: Client) -> None:
+    answers = [page.get(f"{OUTBOX}{number}/change/").status_code for number in ("17", "x", "9" * 30)]
+
+    assert answers == [404, 404, 404]
 
 
 def test_each_fact_that_the_package_writes_has_a_name() -> None:

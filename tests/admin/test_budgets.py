@@ -73,7 +73,7 @@ def filled(messages: int) -> dict[str, object]:
     asked = made.asked(lambda actor: discard(filtered, actor, category="test"))
     return {
         "group": groups[0].pk, "message": one.pk, "key": one.message_id, "run": run.pk, "request": asked.pk,
-        "named": named.token(), "filtered": filtered.token(),
+        "row": made.outgoing().pk, "named": named.token(), "filtered": filtered.token(),
     }  # fmt: skip
 
 

@@ -101,6 +101,7 @@ ADDRESSES = [
     Address("get", "queuecontrol_changelist", "", {}, (QUEUE,), ALL),
     Address("post", "queuecontrol_change_state", "", {"action": "pause"}, (QUEUE, "pause_queue"), OPERATE),
     Address("get", "outboxmessage_changelist", "", {}, ("view_outboxmessage",), ALL),
+    Address("get", "outboxmessage_change", "row", {}, ("view_outboxmessage",), ALL),
     Address("get", "blockedkey_changelist", "", {}, (KEY,), ALL),
     Address("get", "blockedkey_unblock", "key", {}, (KEY, "unblock_blockedkey"), OPERATE),
     Address("post", "blockedkey_unblock", "key", {"first": "m1", "text": "r"}, (KEY, "unblock_blockedkey"), OPERATE),

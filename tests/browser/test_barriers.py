@@ -42,7 +42,7 @@ ACTS = "(first) => [...document.querySelectorAll(first)].some((one) => one.check
 IDLE = {
     *("groups by queue", "no group", "nothing found", "preview of nothing"),
     *("help", "deleted message", "restore of what is parked", "runs", "audit", "act"),
-    *("consumers", "message in the outbox", "second persons", "blocked keys"),
+    *("consumers", "second persons", "blocked keys"),
 }
 """Pages to read, or whose rows lead to what can be done."""
 DIRECTION = "getComputedStyle(document.documentElement).direction"
