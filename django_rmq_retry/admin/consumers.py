@@ -58,9 +58,7 @@ class ConsumerProcessAdmin(Pages):
     one_page = True
 
     def list_page(self, request: HttpRequest, **more: Any) -> HttpResponse:
-        found = processes.processes()
-        # Who works comes first: of the others, the live status has those that need somebody.
-        rows = [ProcessRow.of(one) for one in sorted(found, key=lambda one: one.vanished)]
+        rows = [ProcessRow.of(one) for one in processes.processes()]
         return self.page(
             request,
             "consumerprocess/consumers.html",

@@ -35,7 +35,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.contracts import Gate
 from django_rmq_retry.handlers.layout import homes_of, needed
 from django_rmq_retry.handlers.subscription import WorkQueue
-from django_rmq_retry.health.processes import delete_vanished
+from django_rmq_retry.health.processes import tidy_vanished
 from django_rmq_retry.inbox import retention
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.inbox.once_batch import once_batch
@@ -172,7 +172,7 @@ def drainer(queues: Sequence[str]) -> Drainer:
                 run=retention.Twins(),
             ),
             Chore(name="Unblocking ordering keys", every=SEARCH_SECONDS, run=unblock_resolved),
-            Chore(name="Deletion of consumers that have vanished", every=MINUTE_SECONDS, run=delete_vanished),
+            Chore(name="Deletion of consumers that have vanished", every=MINUTE_SECONDS, run=tidy_vanished),
         ),
     )
     return Drainer([Line(queue=name, prefetch=DRAINER_PREFETCH) for name in queues], parts)

@@ -113,6 +113,7 @@ class Heartbeat(Recurring):
             "in_flight": self._entries(in_flight, now.timestamp() - passed),
             "unlisted": max(0, len(in_flight) - MOST_IN_FLIGHT),
             "late": _late(in_flight, passed),
+            "replaced": False,
         }
         if ended and self._consumer.fault:
             columns |= {"stopping": True, "ended_at": now, "fault": short(self._consumer.fault, FAULT_BYTES)}

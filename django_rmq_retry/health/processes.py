@@ -14,6 +14,7 @@ from django.db.models import Q
 from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
 from django_rmq_retry.models import ConsumerProcess, ParkedMessage, State
+from django_rmq_retry.models.controls import VANISHED_AFTER
 
 KEPT_EMPTY, KEPT_AFTER_A_FAULT, KEPT = timedelta(minutes=10), timedelta(hours=1), timedelta(days=1)
 """The ages at which the row of a vanished process is deleted: without messages in flight, and with some."""
@@ -143,7 +144,8 @@ class Process:
 
 
 def processes(*, most: int = MOST_LISTED_PROCESSES) -> list[Process]:
-    """Return the processes: the vanished ones first, then those with a handler that is late or blocks others.
+    """Return the processes: the vanished ones first, then those that are silent, without a broker, or with a handler
+    that is late or blocks others.
 
     Vanished ones that were replaced come last. This is one query, and another one if dead processes had messages in
     flight, for what became of these.
@@ -183,7 +185,7 @@ def unreplaced(rows: Iterable[ConsumerProcess], now: datetime) -> list[ConsumerP
         lately = [row for row in line if row.vanished(now) and now - row.beat_at < LOOP_SPAN]
         if len(lately) >= LOOP_DEATHS:
             left += lately
-        elif line[-1].vanished(now):
+        elif line[-1].vanished(now) and not line[-1].replaced:
             left.append(line[-1])
     return left
 
@@ -271,19 +273,28 @@ def any_alive() -> bool:
 
 
 def _place(one: Process) -> tuple[object, ...]:
-    troubled = bool(one.in_flight) if one.vanished else one.late or one.blocked
+    ill = one.late or one.blocked or one.state in (ProcessState.SILENT, ProcessState.NO_BROKER)
+    troubled = bool(one.in_flight) if one.vanished else ill
     first, last = one.state is ProcessState.VANISHED, one.state is ProcessState.REPLACED
     return last, not first, not troubled, one.row.host, one.row.number, one.row.pid
 
 
-def delete_vanished() -> bool:
-    """Delete the rows of vanished processes that are too old; a process that is back writes its row again."""
+def tidy_vanished() -> bool:
+    """Delete the rows of vanished processes that are too old, and note which of the others were replaced.
+
+    A process that is back writes its row again. What is noted stays after the successor has ended and its row is gone.
+    """
     alias = router.db_for_write(ConsumerProcess)
     now = database_clock.trusted(alias)
     if now is not None:
         faulty = Q(ended_at__isnull=False, beat_at__gte=now - KEPT_AFTER_A_FAULT)
         old = Q(beat_at__lt=now - KEPT) | (Q(beat_at__lt=now - KEPT_EMPTY, in_flight=[]) & ~faulty)
-        ConsumerProcess.objects.using(alias).filter(old).delete()
+        rows = ConsumerProcess.objects.using(alias)
+        rows.filter(old).delete()
+        known = list(rows.defer("in_flight").order_by("-beat_at")[:MOST_LISTED_PROCESSES])
+        left = unreplaced(known, now)
+        taken_over = [one.pk for one in known if one.vanished(now) and not one.replaced and one not in left]
+        rows.filter(pk__in=taken_over, beat_at__lte=now - VANISHED_AFTER).update(replaced=True)
     return False
 
 

@@ -118,6 +118,7 @@ class Migration(migrations.Migration):
                 ("waiting", models.PositiveIntegerField(default=0, verbose_name="waiting for a thread")),
                 ("in_flight", models.JSONField(default=list, verbose_name="in flight")),
                 ("unlisted", models.PositiveIntegerField(default=0, editable=False)),
+                ("replaced", models.BooleanField(default=False, editable=False)),
                 ("stuck_at", models.DateTimeField(blank=True, editable=False, null=True)),
                 ("late", models.JSONField(default=list, editable=False)),
                 ("ended_at", models.DateTimeField(blank=True, editable=False, null=True)),

@@ -144,6 +144,8 @@ class ConsumerProcess(models.Model):
     """One entry for each handler that runs: queue, handler, business key, message id, attempt, start and deadline."""
     unlisted = models.PositiveIntegerField(default=0, editable=False)
     """The handlers that run without an entry, because there are too many."""
+    replaced = models.BooleanField(default=False, editable=False)
+    """True if it vanished and another process took its queues over: it stays so after that one has ended, too."""
     stuck_at = models.DateTimeField(null=True, blank=True, editable=False)
     """The time since when all of its threads run handlers beyond their deadline."""
     late = models.JSONField(default=list, editable=False)

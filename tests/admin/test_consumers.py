@@ -8,6 +8,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from django_rmq_retry.health.processes import tidy_vanished
 from django_rmq_retry.models import ConsumerProcess, State
 from tests.admin import made
 from tests.admin.looking import Page
@@ -31,7 +32,7 @@ def test_a_running_process_is_shown_with_its_facts(page: Client) -> None:
     assert "worker-3:4711 child 2 ✓ running Version 0.1.0 2026.11 Queues a , b Busy threads 1/4 Waiting 7" in text
     assert re.search(r"Started 3 h ago Last heartbeat \d s ago", text)
     assert "1 message in flight" in text
-    assert re.search(r"transfer Business key PAY-1 Attempt 3 In flight for 4 min ([5-9]|1\d) s", text)
+    assert re.search(r"transfer Key or id PAY-1 Attempt 3 In flight for 4 min ([5-9]|1\d) s", text)
     assert "beyond" not in text
 
 
@@ -79,7 +80,7 @@ def test_a_handler_that_blocks_the_event_loop_stands_out_and_its_process_is_list
     assert text.index("b:4711") < text.index("a:4711")
     assert text.count("blocks the event loop") == 1
     blocks = "✕ blocks the event loop for 1 min"
-    assert re.search(rf"bank\.refund Business key PAY-1 Attempt 1 In flight for 1 min \d+ s {blocks} \d+ s", text)
+    assert re.search(rf"bank\.refund Key or id PAY-1 Attempt 1 In flight for 1 min \d+ s {blocks} \d+ s", text)
     assert re.search(rf"bank\.refund\t.*\t{blocks}\n", told.out)
     [item, other] = run("rmq_status", "--consumers", "--json").data["items"]
     assert 75 <= item["in_flight"][0]["blocks"] < 100
@@ -104,7 +105,7 @@ def test_a_vanished_process_is_listed_with_its_messages(page: Client) -> None:
     made.consumer(host="z", seconds=60, in_flight=[made.in_flight(seconds=80, key="PAY-9")])
     text = shown(page)
 
-    assert text.index("a:4711 ✓ running") < text.index("z:4711 ✕ vanished")
+    assert text.index("z:4711 ✕ vanished") < text.index("a:4711 ✓ running")
     assert f"{GONE} {AGAIN} 1 message was in flight at the last heartbeat" in text
     # What it has done since its last heartbeat is not known.
     assert re.search(r"PAY-9 Attempt 1 Started 1 min ago", text)
@@ -184,6 +185,31 @@ def test_a_dead_process_whose_replacement_died_too_is_grey_once_a_third_runs(pag
     assert [f"{host}:4711 ↻ replaced" in text for host in "ab"] == [True, True]
 
 
+def test_a_dead_process_stays_replaced_after_its_successor_has_ended(page: Client) -> None:
+    """The row of a process that ends in good order is deleted: the dead one became an alarm again."""
+    gone = made.consumer(host="a", seconds=800, in_flight=[made.in_flight()])
+    alone = made.consumer(host="z", seconds=800, queues=["other"], in_flight=[made.in_flight()])
+    heir = made.consumer(host="b", started_at=gone.beat_at + timedelta(seconds=9))
+    tidy_vanished()
+    heir.delete()
+    text = shown(page)
+    alone.delete()
+
+    assert [badge in text for badge in ("a:4711 ↻ replaced", "z:4711 ✕ vanished")] == [True, True]
+    assert "without a heartbeat" not in Page(page.get(NOW)).text
+
+
+def test_processes_that_need_somebody_are_listed_above_those_that_run(page: Client) -> None:
+    gone = made.consumer(host="e", seconds=900)
+    made.consumer(host="a", started_at=gone.beat_at + timedelta(seconds=9))
+    made.consumer(host="b", seconds=400, queues=["other"])
+    made.consumer(host="c", in_flight=[made.in_flight(seconds=60, timeout=30.0)])
+    made.consumer(host="d", connected=False)
+    text = shown(page)
+
+    assert sorted("abcde", key=lambda host: text.index(f"{host}:4711")) == list("bcdae")
+
+
 def test_a_crash_loop_warns_although_its_last_process_runs(page: Client) -> None:
     beat = made.consumer(host="a", seconds=900).beat_at
     for host, seconds in (("b", 600), ("c", 300)):
@@ -224,7 +250,7 @@ def test_messages_of_a_queue_with_ack_auto_are_not_delivered_again(page: Client)
     assert (
         f'{AGAIN} It does not deliver messages of rates again, because ack="auto" has removed them from their queue.'
     ) in text
-    assert re.search(r'rate Business key EUR Attempt 1 Started \d \w+ ago ✕ ack="auto"', text)
+    assert re.search(r'rate Key or id EUR Attempt 1 Started \d \w+ ago ✕ ack="auto"', text)
     assert text.count('✕ ack="auto"') == 1
     assert re.search(r'ack="auto" Since then \N{EN DASH}', text)
     assert text.count("delivered again; not parked since") == 1
@@ -234,8 +260,8 @@ def test_a_message_without_a_key_is_named_by_its_id(page: Client) -> None:
     made.consumer(in_flight=[made.in_flight(key=""), made.in_flight(key="", message_id="", handler="")])
     text = shown(page)
 
-    assert "transfer Business key 9f3c-7 Attempt" in text
-    assert "payments.main Business key \N{EN DASH} Attempt" in text
+    assert "transfer Key or id 9f3c-7 Attempt" in text
+    assert "payments.main Key or id \N{EN DASH} Attempt" in text
 
 
 def test_hostile_texts_are_escaped_and_odd_entries_shown(page: Client) -> None:
