@@ -301,6 +301,32 @@ def test_scripts_in_message_contents_do_not_run(sit: Sit) -> None:
     assert (asked, lead.complaints) == ([], [])
 
 
+HEIGHTS = "(what) => [...document.querySelectorAll(what)].map((one) => one.getBoundingClientRect().height)"
+LINE = 44
+"""The most pixels of a line with a button, or of two lines of text."""
+
+
+def test_on_a_phone_a_message_takes_three_lines_and_its_buttons_one(sit: Sit) -> None:
+    lead = sit(width=390)
+    rows = {}
+    for name in ("messages", "outbox"):
+        lead.go(PAGES[name])
+        rows[name] = max(lead.page.evaluate(HEIGHTS, "#result_list tbody tr"))
+    searched = lead.page.locator("#searchbar").bounding_box()["width"]
+    lead.go(PAGES["message"])
+    buttons = lead.page.evaluate(HEIGHTS, "#rmq-actions")
+    hidden = not lead.page.get_by_text("Discard…").first.is_visible()
+    lead.page.get_by_text("More…").first.click()
+    unfolded = lead.page.get_by_text("Discard…").first.is_visible()
+    lead.page.set_viewport_size({"width": 1280, "height": 900})
+
+    assert {name: height for name, height in rows.items() if height > 4 * LINE} == {}
+    assert searched > 150
+    assert buttons[0] < 2 * LINE
+    assert (hidden, unfolded) == (True, True)
+    assert lead.page.get_by_text("Discard…").first.is_visible()
+
+
 @pytest.mark.nightly
 def test_tables_on_a_phone_keep_labels_values_and_captions(sit: Sit) -> None:
     lead = sit(width=390)

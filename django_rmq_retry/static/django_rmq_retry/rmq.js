@@ -144,6 +144,10 @@
     });
   }
 
+  const phone = matchMedia("(max-width: 640px)");
+  const fold = () => $$(".rmq-unfolded").forEach((one) => { one.open = !phone.matches; });
+  phone.addEventListener("change", fold);
+  fold();
   ready(document);
   document.addEventListener("change", count);
   count();
