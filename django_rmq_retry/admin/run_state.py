@@ -41,13 +41,11 @@ def run_outcome(run: RequeueRun, *, unreachable: bool = False) -> tuple[str, str
     if run.state == RunState.RUNNING:
         return _sending(run, unreachable=unreachable)
     if run.state != RunState.FINISHED:
-        return run.state, run.get_state_display()
+        guarded = run.state == RunState.PAUSED and run.wait == RunWait.GUARD
+        return run.state, _("Paused by its guard") if guarded else run.get_state_display()
     if run.failed:
-        values = {"processed": run.processed, "sent": run.sent, "failed": run.failed}
-        text = _("%(failed)d of %(sent)d failed again")
-        if run.processed:
-            text = _("%(processed)d of %(sent)d processed, %(failed)d failed again")
-        return MIXED if run.processed else ItemState.FAILED, counted(text, **values)
+        text = ngettext("%(count)d failed again", "%(count)d failed again", run.failed)
+        return MIXED if run.processed else ItemState.FAILED, counted(text, count=run.failed)
     silent = run.sent - run.processed
     if run.unconfirmed:
         text = ngettext("%(count)d not confirmed", "%(count)d not confirmed", run.unconfirmed)

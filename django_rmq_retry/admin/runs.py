@@ -168,8 +168,7 @@ class RequeueRunAdmin(Pages):
             others_send=bool(seen.unreachable) and not away,
             badge=run_badge(run, unreachable=away),
             state=run_outcome(run, unreachable=away)[1],
-            # What a stopped run did not send is no progress of it.
-            done=run.sent + run.unconfirmed + (0 if run.state == RunState.STOPPED else run.skipped),
+            unsent=run.unsent if run.state == RunState.PAUSED else 0,
             first=_first_processed(run),
             pace=measured_rate(run),
             left=None if away or unattended else seconds_left(run),

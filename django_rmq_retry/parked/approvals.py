@@ -51,6 +51,8 @@ log = logging.getLogger("django_rmq_retry")
 
 GOING_ON_SECONDS = 1.0
 """Seconds for which a consumer goes on with a discard whose process was killed, before it does other work."""
+MOST_LOGGED = 10_000
+"""The most messages of a filter that the audit log names with a request: the act itself names all that it changes."""
 MOST_MEMBERS_READ = 500
 LEFT_BEHIND = timedelta(seconds=30)
 """The time after which an approved act that is not finished has lost its process."""
@@ -136,7 +138,7 @@ def ask(wish: Wish, actor: Actor) -> ApprovalRequest:
         wish.selection.check(wish.selection.queryset().count())
     mark_kept(wish.selection.filter)
     sealed = {"seal": request.seal, "expires": request.expires_at.isoformat()}
-    asked = _log(request, actor, Action.ASK, reason=request.reason, **sealed, **chosen)
+    asked = _log(request, actor, Action.ASK, named=_named(request), reason=request.reason, **sealed, **chosen)
     request.asked = asked.number
     request.save(using=using, update_fields=["asked"])
     return request
@@ -152,13 +154,21 @@ def empty_ended() -> None:
         members.of(one.pk).delete()
 
 
-def _log(request: ApprovalRequest, actor: Actor, action: Action, *, reason: str, **facts: object) -> OperatorAction:
+def _named(request: ApprovalRequest) -> list[int]:
+    """Return the messages of a request, by which the audit log finds it; none if a filter matched very many."""
+    chosen = list(Wish.of(request).selection.revisions)
+    return chosen or list(members.of(request.pk).values_list("message", flat=True)[: MOST_LOGGED + 1])
+
+
+def _log(
+    request: ApprovalRequest, actor: Actor, action: Action, *, named: list[int], reason: str, **facts: object
+) -> OperatorAction:
     selection = Wish.of(request).selection
     return log_action(
         actor,
         action,
         reason=reason,
-        messages=list(selection.revisions),
+        messages=named if len(named) <= MOST_LOGGED else (),
         group=selection.group,
         run=request.run,
         subject=request.subject,
@@ -196,11 +206,12 @@ def _decide(number: int, actor: Actor, remark: str, seen: str | None) -> Approva
     now = database_clock.now(records_alias())
     request.state, request.decided_at, request.remark = RequestState.APPROVED, now, short(remark, COLUMN_BYTES)
     request.decided_by_user_id, request.decided_by = actor.user_id, actor.name
+    named = _named(request)
     changed = ACTS[request.act].carry_out(_approved(request))
     if changed is not None:
         _finish(request, changed=changed)
     # After the act, because acts lock messages before the audit log.
-    _log(request, actor, Action.APPROVE, reason=remark, asked_by=request.by)
+    _log(request, actor, Action.APPROVE, named=named, reason=remark, asked_by=request.by)
     request.save(using=records_alias())
     return request
 
@@ -215,7 +226,7 @@ def reject(number: int, actor: Actor, *, reason: str) -> ApprovalRequest:
     request.state, request.decided_at = RequestState.REJECTED, database_clock.now(records_alias())
     request.decided_by_user_id, request.decided_by = actor.user_id, actor.name
     request.remark = short(reason.strip(), COLUMN_BYTES)
-    _log(request, actor, Action.REJECT, reason=reason, asked_by=request.by)
+    _log(request, actor, Action.REJECT, named=_named(request), reason=reason, asked_by=request.by)
     _empty(request)
     request.save(using=records_alias())
     return request

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from django.db import router, transaction
-from django.db.models import F, Q
+from django.db.models import Count, F, Q
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
@@ -16,12 +16,14 @@ from django_rmq_retry.models import (
     BusinessKey,
     EarlyRetry,
     FormerName,
+    ItemState,
     OperatorAction,
     ParkedMessage,
     RequeueItem,
 )
 from django_rmq_retry.models.audit import MESSAGES
 from django_rmq_retry.models.parked import folded
+from django_rmq_retry.models.runs import STILL_TO_SEND
 from django_rmq_retry.parked.admin_history import add_entry
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import MOST_SEARCHED_IDS, number_in, numbers_of
@@ -136,7 +138,12 @@ def acts_on(messages: Collection[int], *, runs: Collection[int] | None = None) -
         names = ParkedMessage.objects.filter(pk__in=messages).values("identity")
         early = EarlyRetry.objects.filter(identity__in=names).order_by().values_list("run").distinct()
         runs = [run for (run,) in items.union(former, early).order_by("-run")[:MOST_RUNS]]
-    return Q(message__in=messages) | Q(run__in=runs) | Q(number__in=list(_on_several(messages)))
+    # What had been sent before a stop was not stopped.
+    runs_of: Any = RequeueItem.objects.filter(message__in=messages).order_by().values("run")
+    unsent = Count("pk", filter=Q(state__in=(*STILL_TO_SEND, ItemState.SKIPPED)))
+    all_sent = runs_of.annotate(unsent=unsent).filter(unsent=0).values("run")
+    of_runs = Q(run__in=runs) & ~Q(action=Action.STOP, run__in=all_sent)
+    return Q(message__in=messages) | of_runs | Q(number__in=list(_on_several(messages)))
 
 
 def _on_several(messages: Collection[int]) -> Iterator[int]:

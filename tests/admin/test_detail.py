@@ -109,7 +109,7 @@ def test_the_message_page_shows_every_key_explains_before_its_buttons_and_copies
     text = Page(answer).text
 
     assert "Business key PAY-1, CUST-0211" in text
-    assert text.index("An operator decides.") < text.index("Requeue… Edit")
+    assert text.index("An operator decides.") < text.index("Requeue… More… Edit")
     assert "· 3 ms ·" in text
     assert "data-rmq-copy" not in answer.content.decode().partition("rmq-facts")[2].partition("</dl>")[0]
 

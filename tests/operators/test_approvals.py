@@ -370,6 +370,18 @@ def test_the_audit_log_names_what_was_approved_and_counts_messages_only_where_it
     ]
 
 
+@pytest.mark.parametrize("most", [10_000, 1])
+def test_the_audit_log_finds_the_request_and_the_approval_by_a_message_of_a_filter(
+    ann: Actor, bob: Actor, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(approvals, "MOST_LOGGED", most)
+    one, _other = record(), record()
+    approve(asked(lambda by: discard(Selection.of_filter({"state": ["parked"]}), by, category="test"), ann).pk, bob)
+    acts = OperatorAction.objects.filter(acts_on([one.pk])).order_by("number").values_list("action", flat=True)
+
+    assert list(acts) == (["ask", "approve", "discard"] if most > 1 else ["discard"])
+
+
 def test_a_pause_is_ended_without_a_second_person(ann: Actor) -> None:
     queue_pauses.pause_queue(QUEUE, ann, reason="the bank is closed")
     queue_pauses.resume_queue(QUEUE, ann)

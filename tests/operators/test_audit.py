@@ -12,10 +12,10 @@ from django.db import connection, transaction
 from django.test import Client, modify_settings
 from django.urls import reverse
 
-from django_rmq_retry.models import Action, AuditHead, OperatorAction, ParkedMessage
+from django_rmq_retry.models import Action, AuditHead, ItemState, OperatorAction, ParkedMessage, RequeueItem
 from django_rmq_retry.models.audit import HistoryIsFixed
 from django_rmq_retry.parked import audit
-from django_rmq_retry.parked.audit import log_action, verify
+from django_rmq_retry.parked.audit import acts_on, log_action, verify
 from django_rmq_retry.parked.operators import Actor
 from tests.admin.made import person
 from tests.operators.made import discard_messages, record, requeue_run, stop_run
@@ -36,6 +36,21 @@ def acts(count: int = 3) -> list[OperatorAction]:
 def tamper(sql: str, *values: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute(sql, values)
+
+
+def test_the_stop_of_a_run_is_no_act_on_what_it_had_sent_before() -> None:
+    sent, left = record().pk, record().pk
+    run = requeue_run([sent, left])
+    RequeueItem.objects.filter(run=run, message=sent).update(state=ItemState.SENT)
+    stop_run(run)
+
+    def found(*messages: int) -> list[str]:
+        rows = OperatorAction.objects.filter(acts_on(messages)).order_by("number")
+        return list(rows.values_list("action", flat=True))
+
+    assert found(sent) == ["requeue"]
+    assert found(left) == ["requeue", "stop"]
+    assert found(sent, left) == ["requeue", "stop"]
 
 
 def test_an_untouched_audit_log_verifies() -> None:
