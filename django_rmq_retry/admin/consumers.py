@@ -25,6 +25,8 @@ BADGES: Mapping[ProcessState, tuple[str, str, Any]] = {
     ProcessState.REPLACED: ("discarded", "↻", pgettext_lazy("consumer", "replaced")),
 }
 
+ENDED = ("parked", "✕", pgettext_lazy("consumer", "ended"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRow:
@@ -37,7 +39,7 @@ class ProcessRow:
 
     @classmethod
     def of(cls, process: Process) -> "ProcessRow":
-        kind, sign, label = BADGES[process.state]
+        kind, sign, label = ENDED if process.ended else BADGES[process.state]
         lost = dict.fromkeys(one.queue for one in process.in_flight if one.auto_ack)
         return cls(
             process=process,

@@ -106,9 +106,14 @@ class Process:
         return self.state in (ProcessState.VANISHED, ProcessState.REPLACED)
 
     @property
+    def ended(self) -> bool:
+        """True if it wrote the fault with which it ended, and no other process has taken its queues over."""
+        return self.row.ended_at is not None and self.state is not ProcessState.REPLACED
+
+    @property
     def heard(self) -> bool:
         """True if its heartbeats come: of others it is only known what they did at the last one."""
-        return not self.vanished and self.state is not ProcessState.SILENT
+        return not self.vanished and not self.ended and self.state is not ProcessState.SILENT
 
     @property
     def busy(self) -> int:
@@ -275,7 +280,7 @@ def any_alive() -> bool:
 def _place(one: Process) -> tuple[object, ...]:
     ill = one.late or one.blocked or one.state in (ProcessState.SILENT, ProcessState.NO_BROKER)
     troubled = bool(one.in_flight) if one.vanished else ill
-    first, last = one.state is ProcessState.VANISHED, one.state is ProcessState.REPLACED
+    first, last = one.ended or one.state is ProcessState.VANISHED, one.state is ProcessState.REPLACED
     return last, not first, not troubled, one.row.host, one.row.number, one.row.pid
 
 

@@ -199,6 +199,29 @@ def test_a_dead_process_stays_replaced_after_its_successor_has_ended(page: Clien
     assert "without a heartbeat" not in Page(page.get(NOW)).text
 
 
+@pytest.mark.parametrize("seconds", [5, 1800])
+def test_a_process_that_ended_with_a_fault_says_when_and_why(page: Client, seconds: int) -> None:
+    """It was said to be stopping for half a minute, and then to have vanished."""
+    made.consumer(host="a")
+    at = timezone.now() - timedelta(seconds=seconds)
+    fault = {
+        "ended_at": at,
+        "fault": "exit 1: a handler of statements hung",
+        "stopping": True,
+        "queues": ["statements"],
+    }
+    ended = made.consumer(host="z", seconds=seconds, in_flight=[made.in_flight(queue="statements")], **fault)
+    text = shown(page)
+    made.consumer(host="b", queues=["statements"], started_at=ended.beat_at + timedelta(seconds=9))
+    said = f"Ended {timezone.localtime(at):%Y-%m-%d %H:%M:%S} , exit 1: a handler of statements hung"
+
+    assert text.index("z:4711 ✕ ended") < text.index("a:4711 ✓ running")
+    assert f"{said} These messages were in flight: the broker delivers them again." in text
+    assert GONE not in text
+    assert said in shown(page)
+    assert ("z:4711 ↻ replaced" in shown(page)) == (seconds > 30)
+
+
 def test_processes_that_need_somebody_are_listed_above_those_that_run(page: Client) -> None:
     gone = made.consumer(host="e", seconds=900)
     made.consumer(host="a", started_at=gone.beat_at + timedelta(seconds=9))
