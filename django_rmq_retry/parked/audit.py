@@ -155,6 +155,8 @@ def _on_several(messages: Collection[int]) -> Iterator[int]:
         yield from (
             number for number, facts in chunk if isinstance(facts, dict) and _holds(facts.get(MESSAGES), messages)
         )
+        if len(chunk) < READ_AT_ONCE:
+            break
         rest = rows.filter(number__lt=chunk[-1][0])
 
 
