@@ -91,7 +91,7 @@ def test_the_page_of_a_deleted_message_escapes_its_name(page: Client) -> None:
     content = page.get(at(number)).content
 
     assert b"<img src=x>" not in content
-    assert content.count(b"&lt;img src=x&gt;") == 2
+    assert b"&lt;img src=x&gt;" in content
 
 
 @pytest.mark.parametrize("typed", ["PAY-88121", "pay-88121", " Pay-88121 "])

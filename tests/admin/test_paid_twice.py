@@ -402,10 +402,12 @@ class TestADiscardedMessageThatArrivesAgain:
         told = Page(page.get(f"{LIST}{again.pk}/change/")).text
         shown = run("rmq_parked", "show", str(again.pk)).out
         assert again.discarded_at is not None
-        sentence = f"Discarded {second(again.discarded_at)} by lead (Handled elsewhere: paid by hand). Then it arrived"
+        at = second(again.discarded_at)
+        zone = again.discarded_at.astimezone().tzname()
+        by = "by lead (Handled elsewhere: paid by hand). Then it arrived"
 
-        assert told.index(sentence) < told.index("Timeline")
-        assert sentence in shown
+        assert told.index(f"Discarded {at} {by}") < told.index("Timeline")
+        assert f"Discarded {at} {zone} {by}" in shown
         assert told.index("Arrived again after it was discarded") < told.index("Discarded by lead")
 
     def test_is_like_any_other_once_the_discard_was_undone(self, page: Client) -> None:
