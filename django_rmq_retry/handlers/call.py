@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -137,6 +138,16 @@ def log_left_open(whose: str, found: Sequence[LeftOpen]) -> None:
     """Log the transactions that a function around a handler has left open."""
     for left in found:
         log.error("%s: %s", whose, left, extra={"event": "left_open", "database": left.database})
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """Return what a function takes, without its annotations: their names may exist for type checkers only."""
+    if sys.version_info >= (3, 14):
+        # From then on they are evaluated when they are read.
+        from annotationlib import Format  # noqa: PLC0415 - new in 3.14
+
+        return inspect.signature(function, annotation_format=Format.STRING)
+    return inspect.signature(function)
 
 
 def never_ran(answer: object) -> bool:

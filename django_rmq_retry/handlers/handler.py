@@ -10,7 +10,7 @@ from django_rmq_retry.arguments import TABLE, TEXT, Argument, check_seconds, che
 from django_rmq_retry.errors import ConfigurationError, DeadlineExceeded
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.batch import Batch
-from django_rmq_retry.handlers.call import BatchFailed, Call, alone, awaited, guarded
+from django_rmq_retry.handlers.call import BatchFailed, Call, alone, awaited, guarded, signature_of
 from django_rmq_retry.handlers.loop import AsyncFunction, handler_loop
 from django_rmq_retry.handlers.subscription import (
     Ack,
@@ -382,9 +382,9 @@ def _check_function(function: object) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(f"Handler {given} contains 'yield', so calling it would run nothing. Use return.")
     try:
-        inspect.signature(function).bind(object())
+        signature_of(function).bind(object())
     except TypeError:
-        problem = f"Handler {given}{inspect.signature(function)} must take one argument, the message, and no other."
+        problem = f"Handler {given}{signature_of(function)} must take one argument, the message, and no other."
     else:
         return
     owner = given.rpartition(".")[0]

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints, is_typeddict
 
 from django_rmq_retry.errors import ConfigurationError, ExtraMissing, Misfit
+from django_rmq_retry.handlers.call import signature_of
 from django_rmq_retry.messages.celery_tasks import CeleryCall, CeleryTask
 from django_rmq_retry.messages.codecs import MAGNITUDE_LIMIT, Codec, Fit, Raw, Typed
 from django_rmq_retry.messages.message import Delivery
@@ -98,14 +99,12 @@ def _is_delivery(hint: object) -> bool:
 
 def _annotation(function: Any) -> Any:
     try:
-        first = next(iter(inspect.signature(function).parameters), "")
         annotations = getattr(function, "__annotations__", {})
     except NameError:
         # From Python 3.14 on, annotations are evaluated when they are read.
         library: Any = importlib.import_module("annotationlib")
         annotations = library.get_annotations(function, format=library.Format.STRING)
-        first = next((name for name in annotations if name != "return"), "")
-    return annotations.get(first)
+    return annotations.get(next(iter(signature_of(function).parameters), ""))
 
 
 def _fit(kind: Any, handler: str) -> Fit:

@@ -1,10 +1,10 @@
 """The functions that ``@task`` has made tasks of a RabbitBackend: no other function is ever found by a message."""
 
 import difflib
-import inspect
 from functools import lru_cache
 from typing import Any
 
+from django_rmq_retry.handlers.call import signature_of
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.tasks.api import AnyTask
 
@@ -62,4 +62,4 @@ def check_arguments(task: AnyTask, args: list[Any], kwargs: dict[str, Any]) -> N
         raise NotRunnable(f"Task {task.module_path} does not take the arguments of the message: {error}.") from None
 
 
-_signature = lru_cache(maxsize=1000)(inspect.signature)
+_signature = lru_cache(maxsize=1000)(signature_of)

@@ -123,7 +123,7 @@ def test_a_requeue_has_exactly_the_listed_messages(tmp_path: Path) -> None:
     record(key="PAY-3")
     keys = written(tmp_path, "PAY-1\nPAY-2")
     told = parked("requeue", "--keys-from", keys, "--planned", "--yes")
-    parked("requeue", "--keys-from", keys, "--include", "on_hold", "--planned", "--yes")
+    parked("requeue", "--keys-from", keys, "--include", "on_hold", "--include", "under_way", "--planned", "--yes")
     runs = RequeueRun.objects.order_by("pk")
 
     assert "  1 on hold, left out (--include on_hold sends it): PAY-2 " in told.err

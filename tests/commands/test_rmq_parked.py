@@ -169,7 +169,7 @@ class TestLooking:
         assert before[2] == "BankDown: no answer"
         assert not [line for line in before if line.endswith((" ", ":"))]
         assert not [line for line in before if re.search(r"\d\d\.\d{6}", line)]
-        assert [re.sub(r"\d\d:\d\d", "T", lines[1])[:47] for lines in after] == [
+        assert [re.sub(r"\d\d:\d\d \w+", "T", lines[1])[:47] for lines in after] == [
             "Discarded T by ann (Duplicate: INC-1): it will "
         ] * 3
         assert (several.code, len(several.lines)) == (5, 3)

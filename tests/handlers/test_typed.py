@@ -17,6 +17,7 @@ import pytest
 
 from django_rmq_retry import CeleryTask, Delivery, Handler, Json, OneShot, Raw, errors, handler
 from django_rmq_retry.checks.settings import check_joining
+from django_rmq_retry.handlers.call import signature_of
 from django_rmq_retry.handlers.typed import codec_for
 from django_rmq_retry.messages import Properties, Reason
 from django_rmq_retry.messages.celery_tasks import CeleryCall
@@ -540,3 +541,12 @@ def test_two_types_share_a_queue_by_the_property_type() -> None:
         "payment",
         "payment.v2",
     )
+
+
+def test_what_a_function_takes_is_known_without_its_annotations() -> None:
+    # From Python 3.14 on no annotation is evaluated when the function is defined, also without the import.
+    before = "" if sys.version_info >= (3, 14) else "from __future__ import annotations\n"
+    namespace: dict[str, Any] = {}
+    exec(f"{before}def charge(message: Unimported, *, amount: Unknown = 0) -> Unknown: ...", namespace)  # noqa: S102
+
+    assert list(signature_of(namespace["charge"]).parameters) == ["message", "amount"]

@@ -60,7 +60,7 @@ KEPT: Mapping[str, str] = {
     ),
     **dict.fromkeys(("content_type", "content_encoding", "host", "thread", "deploy", "version", "broker"), PROJECT),
     **dict.fromkeys(("driver", "prober", "halted_by", "holder", "ConsumerProcess.name"), PROJECT),
-    **dict.fromkeys(("queues", "retries_of"), PROJECT),
+    **dict.fromkeys(("queues", "retries_of", "ConsumerProcess.late", "ConsumerProcess.fault"), PROJECT),
     **dict.fromkeys(("StoredResult.backend", "StoredResult.task", "StoredResult.worker"), PROJECT),
     **dict.fromkeys(("by", "by_key", "actor_name", "actor_key", "behalf", "decided_by", "approved_by"), OPERATOR),
     **dict.fromkeys(("requeued_by", "erased_by"), OPERATOR),

@@ -119,8 +119,9 @@ def test_a_consumer_reports_a_restored_queue_with_an_older_definition(folder: Pa
     starting.ensure(folder)
     with connected(folder) as connection:
         connection.channel().queue_declare("payments.charge", durable=True, arguments={"x-max-priority": 3})
-    with command(folder, "rmq_consume", "--max-runtime", "1") as process:
-        out, _ = process.communicate(timeout=30)
+        # Inside: a broker that nobody uses ends, which a consumer that starts slowly would find.
+        with command(folder, "rmq_consume", "--max-runtime", "1") as process:
+            out, _ = process.communicate(timeout=30)
 
     assert "The embedded broker has queue payments.charge with an earlier definition (" in out
     assert "manage.py rmq_declare --recreate payments.charge" in out
