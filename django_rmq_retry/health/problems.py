@@ -3,7 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from types import MappingProxyType
@@ -120,7 +120,7 @@ class Queues:
     excused: Collection[str] = ()
     limits: Limits = Limits()
     vhost: str = "/"
-    late: Mapping[str, LateHandlers] = MappingProxyType({})
+    late: Mapping[str, LateHandlers] = field(default_factory=dict)
 
     def judged(self) -> list[Judged]:
         return [Judged(level=level, problems=tuple(self._of(level))) for level in self.levels]
