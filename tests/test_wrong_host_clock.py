@@ -300,7 +300,7 @@ def test_a_message_parked_after_its_resolution_reopens_despite_a_wrong_clock(
             raise ValueError
 
         store(arrived(tried(delivery(message_id="m")), queue="payments.parked"))
-        # A stamp has whole milliseconds, and two readings of the database's clock may differ by the time of a query.
+        # A stamp is cut to whole milliseconds, so one that was made just after it could seem to be earlier.
         resolved_at = database_clock.now("default") - NEAR
         ParkedMessage.objects.update(state=state, resolved_at=resolved_at, resolution="done")
         ErrorGroup.objects.update(parked=0, **{state.value: 1})
