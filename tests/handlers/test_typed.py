@@ -313,6 +313,8 @@ class TestPublishing:
             (Payment, Payment(7, Decimal(1), items=[Item(None)]), "$.items[0].price"),  # type: ignore[arg-type]
             (Payment, Payment(7, Decimal("NaN")), "$.amount"),
             (Payment, Payment(7, Decimal("1e999999")), "$.amount"),
+            (Payment, Payment(7, Decimal(1), items=[Item(Decimal(1)), Item(Decimal("NaN"))]), "$.items[1].price"),
+            (dict[str, Payment], {"a": Payment(7, Decimal("Infinity"))}, "$.a.amount"),
             (PaymentDict, {"id": None}, "$.id"),
             (PaymentModel, {"id": 7, "amount": "x"}, "$.amount"),
             (PaymentModel, PaymentModel.model_construct(id="x", amount=Decimal(1)), "$.id"),
