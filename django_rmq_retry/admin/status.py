@@ -19,7 +19,7 @@ from django_rmq_retry.admin.queues import StoppedQueues
 from django_rmq_retry.admin.runs import badge_of
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.amqp.levels import Level
-from django_rmq_retry.attempts.history import NO_FAILURE
+from django_rmq_retry.attempts.history import failed_since
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.condition import waiting_retries
@@ -29,11 +29,8 @@ from django_rmq_retry.health.problems import blind
 from django_rmq_retry.health.processes import queues_read
 from django_rmq_retry.health.rules import ActingPage, Code, Problem, Severity
 from django_rmq_retry.markup import visible
-from django_rmq_retry.models import Attempt, LiveStatus
+from django_rmq_retry.models import LiveStatus
 from django_rmq_retry.wording import number
-
-LONGEST_ATTEMPT = timedelta(hours=1)
-"""The longest attempt whose failure is looked for by its start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +233,7 @@ def _table(rows: Sequence[HandlerRow]) -> dict[str, Any]:
 
 def _counts(known: Survey, levels: Sequence[Level]) -> dict[str, Any]:
     """Return the figures of the tiles, with two further queries."""
-    failed = _failed_lately(known.at)
+    failed = failed_since(known.at - timedelta(minutes=1), most=MOST_RECENT)
     return {
         "parked": known.parked.count,
         "oldest": known.parked.oldest,
@@ -246,14 +243,3 @@ def _counts(known: Survey, levels: Sequence[Level]) -> dict[str, Any]:
         "failed": min(failed, MOST_RECENT),
         "failed_at_least": failed > MOST_RECENT,
     }
-
-
-def _failed_lately(now: datetime) -> int:
-    """Count the attempts whose failure is less than a minute old, however long they took; up to MOST_RECENT and one.
-
-    They are written as they end, so the last rows are those that ended last: an index by start alone would find no end.
-    """
-    began = Attempt.objects.filter(started_at__gte=now - LONGEST_ATTEMPT).exclude(verdict__in=NO_FAILURE)
-    rows = began.order_by("-pk").values_list("started_at", "seconds")[: MOST_RECENT + 1]
-    since = now - timedelta(minutes=1)
-    return sum(started + timedelta(seconds=seconds) >= since for started, seconds in rows)

@@ -7,7 +7,9 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any
 
-from django.db.models import Count, Exists, OuterRef, QuerySet
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Count, DateTimeField, Exists, Func, OuterRef, Q, QuerySet
+from django.db.models.sql.compiler import SQLCompiler
 from django.utils.translation import ngettext
 
 from django_rmq_retry.errors import UndecodableHeaders
@@ -20,6 +22,10 @@ from django_rmq_retry.policies.verdict import ACK, DUPLICATE
 
 NO_FAILURE = (ACK.name, DUPLICATE.name)
 """Verdicts of attempts that did not fail: the handler ran to its end, or had done so before and was not run again."""
+LONGEST_ATTEMPT = timedelta(hours=1)
+"""The longest attempt whose failure is looked for by its start."""
+LAST_ATTEMPTS = 500
+"""If none of the attempts that were written last ended lately, no other one did."""
 COUNTS_AS_WAITING = timedelta(hours=1)
 """Time for which a message still counts as waiting after its retry is due: consumers may be stopped, or busy."""
 
@@ -121,6 +127,35 @@ def count_attempts(
     failed = max(failures + missing, record.attempts)
     by_cycle[cycle] += failed - failures
     return AttemptCounts(by_cycle=sorted(by_cycle.items()), failed=failed)
+
+
+class _Ended(Func):
+    """The end of an attempt, computed by the database from its start and its seconds."""
+
+    output_field = DateTimeField()
+    arg_joiner = " + "
+    template = "(%(expressions)s * INTERVAL '1 second')"
+
+    def as_mysql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **more: Any) -> tuple[str, Any]:
+        added = "DATE_ADD(%(expressions)s * 1000000 MICROSECOND)"
+        return self.as_sql(compiler, connection, template=added, arg_joiner=", INTERVAL ", **more)
+
+    def as_sqlite(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **more: Any) -> tuple[str, Any]:
+        added = "django_format_dtdelta('+', %(expressions)s * 1000000 AS INTEGER))"
+        return self.as_sql(compiler, connection, template=added, arg_joiner=", CAST(", **more)
+
+
+def failed_since(since: datetime, *, most: int) -> int:
+    """Count the attempts whose failure is not older than this, however long they took; up to ``most`` and one.
+
+    They are written as they end, so the last rows are those that ended last: an index by start alone would find no end.
+    """
+    rows = Attempt.objects.filter(started_at__gte=since - LONGEST_ATTEMPT).exclude(verdict__in=NO_FAILURE)
+    ended = rows.annotate(ended=_Ended("started_at", "seconds")).order_by("-pk")
+    lately = Count("pk", filter=Q(ended__gte=since))
+    few = ended[:LAST_ATTEMPTS].aggregate(n=lately)["n"]
+    # While few messages fail, which is nearly always, the others need not be read.
+    return int(ended[: most + 1].aggregate(n=lately)["n"] if few else 0)
 
 
 def first_failure(record: ParkedMessage, began: datetime | None, seconds: float | None) -> datetime | None:

@@ -236,7 +236,7 @@ def survey(*, page: bool = False) -> Survey:
         cause=largest_cause(now, origins) if parked_now.count else None,
         runs=runs,
         elsewhere={
-            run.pk: counted_elsewhere(run, most=MOST_SURVEYED_ITEMS)
+            run.pk: counted_elsewhere(run, active=runs, most=MOST_SURVEYED_ITEMS)
             for run in runs
             if run.state == RunState.PAUSED and not run.retries_of
         },

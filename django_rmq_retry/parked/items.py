@@ -228,11 +228,13 @@ def _explained(counts: Mapping[RequeueRun, int]) -> list[LeftBehind]:
     ]
 
 
-def counted_elsewhere(run: RequeueRun, *, most: int) -> int:
+def counted_elsewhere(run: RequeueRun, *, active: Iterable[RequeueRun], most: int) -> int:
     """Return how many of the next unsent messages an earlier active run has too, or were sent or changed meanwhile."""
     items = RequeueItem.objects.using(records_alias())
-    earlier = items.filter(run__lt=run.pk, run__state__in=ACTIVE, message=OuterRef("message"), state__in=STILL_TO_SEND)
-    rows = pending(run.pk).annotate(both=Exists(earlier), now=F("message__revision"))[:most]
+    # Mostly there is no earlier one, and then no message is looked up in it.
+    earlier = [one.pk for one in active if one.pk < run.pk]
+    both = items.filter(run__in=earlier, message=OuterRef("message"), state__in=STILL_TO_SEND)
+    rows = pending(run.pk).annotate(both=Exists(both), now=F("message__revision"))[:most]
     return int(rows.aggregate(count=Count("pk", filter=Q(both=True) | ~Q(now=F("revision"))))["count"])
 
 

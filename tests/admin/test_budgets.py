@@ -18,8 +18,9 @@ from django.utils.translation import override
 from pytest_django.asserts import assertHTMLEqual
 
 from django_rmq_retry.admin import status
+from django_rmq_retry.attempts import history
 from django_rmq_retry.health import facts
-from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
+from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, State
 from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
@@ -172,6 +173,43 @@ def test_what_an_incident_parks_and_fails_is_counted_up_to_a_limit(lead: User, m
     assert "Parked in 10 minutes 2+ " in more
     assert "Failed attempts in the last minute 2+ " in more
     assert "(at least +2 in 10 min)" in run("rmq_status").out
+
+
+def test_failures_of_the_last_minute_are_counted_by_the_database(lead: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page of an incident read up to 10,001 rows to show one number."""
+    monkeypatch.setattr(history, "LAST_ATTEMPTS", 2)
+    one, now = made.message(), timezone.now()
+    made.attempt(one, at=now - timedelta(minutes=9), seconds=520)
+    for _ in range(2):
+        made.attempt(one, at=now - timedelta(minutes=9), seconds=1)
+    quiet = client_of(lead).get(f"{ADMIN}livestatus/").context["counts"]["failed"]
+    made.attempt(one, at=now - timedelta(minutes=9), seconds=520)
+    client = client_of(lead)
+    client.get(f"{ADMIN}livestatus/")
+    with CaptureQueriesContext(connection) as queries:
+        counted = client.get(f"{ADMIN}livestatus/").context["counts"]["failed"]
+
+    # The rows written last tell that nothing fails now, also if a late one stands before them.
+    assert (quiet, counted) == (0, 2)
+    assert [sql for sql in own_queries(queries) if _names("seconds")(sql) and "COUNT(" not in sql] == []
+
+
+def test_a_paused_run_looks_for_its_messages_in_earlier_runs_only_if_there_are_any() -> None:
+    group = made.group()
+    for _ in range(3):
+        made.message(group)
+    chosen = Selection.of_filter({"group": group.pk})
+    looked, earlier, elsewhere = [], "rmq_retry_requeueitem U0", []
+    for _ in range(2):
+        run = requeue_run(chosen, Actor.of_code("test"), reason="test", include=["under_way"])
+        RequeueRun.objects.filter(pk=run.pk).update(state=RunState.PAUSED)
+        with CaptureQueriesContext(connection) as queries:
+            elsewhere.append(sum(facts.survey(page=True).elsewhere.values()))
+        plain = [one["sql"].replace('"', "").replace("`", "") for one in queries.captured_queries]
+        looked.append(any(earlier in sql for sql in plain))
+
+    assert elsewhere == [0, 3]
+    assert looked == [False, True]
 
 
 def test_the_live_status_of_an_empty_database_shows_zeros(lead: User) -> None:
