@@ -79,7 +79,7 @@ class TimedRun:
     @property
     def interruptible(self) -> bool:
         """True if an exception may be raised in its thread: an async handler is cancelled in its event loop."""
-        return bool(self.part) or not self.subscription.asynchronous
+        return bool(self.part) or not self.subscription.runs_in_loop(self.delivery)
 
     @property
     def exception(self) -> str:
@@ -181,7 +181,7 @@ class Deadlines:
         def run(delivery: Delivery) -> object:
             # Read once: the I/O thread changes it when it connects to another version.
             seconds = self.strict
-            if seconds is None or subscription.asynchronous:
+            if seconds is None or subscription.runs_in_loop(delivery):
                 return function(delivery)
             return self.run(function, TimedRun(delivery, subscription, seconds))
 

@@ -126,6 +126,8 @@ class HandlerOptions:
     """Seconds after which a run is ended."""
     judged: Callable[[Any], Any] | None = None
     """Called with each finished attempt, also a successful first one; returns what is to be stored of it, or None."""
+    in_loop: Callable[[Delivery], bool] | None = None
+    """Tells of one message whether its run is a coroutine, if the handler has runs of both kinds."""
     breaker: Breaker | None = None
     """The conditions under which the handler pauses because a service that it needs is down."""
     batch: Batch | None = None
@@ -150,7 +152,7 @@ class Subscription(HandlerOptions):
     """The queue ``park``, if the project defines it as a Queue."""
     limits: BodyLimits = LIMITS
     asynchronous: bool = False
-    """True for a coroutine function, which is cancelled in the event loop at its timeout."""
+    """True for a coroutine function: a consumer works on many of its messages at once."""
     route: Route = field(init=False, repr=False)
     gated: bool = field(init=False, repr=False)
     """True if gates are entered before each run."""
@@ -189,6 +191,10 @@ class Subscription(HandlerOptions):
         refusal = self._untenable() or self._unbatchable() or refusal
         if refusal:
             raise ConfigurationError(f"Handler {self.name}: {refusal}")
+
+    def runs_in_loop(self, delivery: Delivery) -> bool:
+        """True if the run of this message is a coroutine, which is cancelled in the event loop at its timeout."""
+        return self.asynchronous if self.in_loop is None else self.in_loop(delivery)
 
     @property
     def inbox_name(self) -> str:

@@ -1,10 +1,12 @@
 """The functions that ``@task`` has made tasks of a RabbitBackend: no other function is ever found by a message."""
 
 import difflib
+import inspect
 from functools import lru_cache
 from typing import Any
 
 from django_rmq_retry.handlers.call import signature_of
+from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.tasks.api import AnyTask
 
@@ -32,8 +34,18 @@ def every() -> dict[str, AnyTask]:
     return dict(_tasks)
 
 
+def task_of(message: Delivery) -> AnyTask | None:
+    """Return the task that a message names; None if there is none, or if the message could not be decoded."""
+    return _tasks.get(message.data["task"]) if isinstance(message.data, dict) else None
+
+
 def find(path: str) -> AnyTask | None:
     return _tasks.get(path)
+
+
+def is_async(task: AnyTask) -> bool:
+    """True for a task that runs in the event loop of the process."""
+    return inspect.iscoroutinefunction(task.func)
 
 
 def named(path: str) -> AnyTask:

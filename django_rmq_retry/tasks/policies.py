@@ -72,7 +72,7 @@ class TaskPolicy(Policy):
         return self._of(failure.delivery).judge(failure)
 
     def _of(self, delivery: Delivery) -> Policy:
-        task = known.find(delivery.data["task"]) if isinstance(delivery.data, dict) else None
+        task = known.task_of(delivery)
         own: Policy | None = getattr(task.func, MARK, None) if task is not None else None
         return self.queue if own is None or misfit(own, self.queue) else own
 

@@ -1,6 +1,5 @@
 """The handlers of the queues of tasks: one for each queue in ``TASKS``."""
 
-import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -40,6 +39,7 @@ def _registration(alias: str, sender: type, options: TaskOptions, queue: str) ->
             timeout=timeout,
             breaker=options.breakers.get(queue),
             judged=runner.judged,
+            in_loop=runner.in_loop,
         ),
         asynchronous=_all_async(alias, queue),
         module=__name__,
@@ -61,4 +61,4 @@ def _keys_with(own: Keys | None) -> Keys:
 def _all_async(alias: str, queue: str) -> bool:
     """True if all tasks of a queue are async, so that a consumer works on many of them at once."""
     tasks = [one for one in known.every().values() if (one.backend, one.queue_name) == (alias, queue)]
-    return bool(tasks) and all(inspect.iscoroutinefunction(one.func) for one in tasks)
+    return bool(tasks) and all(map(known.is_async, tasks))

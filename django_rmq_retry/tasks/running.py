@@ -1,6 +1,5 @@
 """The handler of a queue of tasks: it calls the task that a message names, and tells how the attempt ended."""
 
-import inspect
 import json
 from dataclasses import dataclass
 from datetime import timedelta
@@ -60,7 +59,7 @@ class TaskRunner:
         result = self._result(message, task, Status.RUNNING)
         task_started.send_robust(sender=self.sender, task_result=result)
         context = (TaskContext(task_result=result),) if task.takes_context else ()
-        value = self._called(partial(task.func, *context, *result.args, **result.kwargs), message)
+        value = self._called(task, partial(task.func, *context, *result.args, **result.kwargs), message)
         if never_ran(value):
             # It is an error of any handler.
             return value
@@ -73,16 +72,20 @@ class TaskRunner:
             raise NotRunnable(f"Task {task.module_path} has run, and what it returned has no JSON form.") from error
         return value
 
-    def _called(self, call: partial[Any], message: Delivery) -> Any:
+    def in_loop(self, message: Delivery) -> bool:
+        """Tell whether the task of a message is async: a queue takes tasks of both kinds."""
+        task = known.task_of(message)
+        return task is not None and known.is_async(task)
+
+    def _called(self, task: AnyTask, call: partial[Any], message: Delivery) -> Any:
         """Call the task; an async one in the event loop of the process, like an async handler."""
-        if inspect.iscoroutinefunction(call.func):
+        if known.is_async(task):
             return handler_loop().run(limited(lambda _message: call(), self.name, self.timeout), message, self.name)
         return call()
 
     def judged(self, attempt: FinishedAttempt) -> Kept | None:
         """Tell how a task ended, unless another attempt follows; return the row of a result to store."""
-        data = attempt.delivery.data
-        task = known.find(data["task"]) if isinstance(data, dict) else None
+        task = known.task_of(attempt.delivery)
         if task is None:
             return None
         if attempt.verdict is ACK:

@@ -450,6 +450,23 @@ def test_a_task_over_the_timeout_of_its_queue_is_ended_and_retried(
     )
 
 
+@pytest.mark.parametrize("name", ["turn", "wait_forever"])
+def test_a_task_sent_to_a_queue_of_the_other_kind_of_tasks_ends_at_its_timeout(
+    name: str, load: Load, rmq: RmqTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = load(policies={"emails": RetryThenPark(attempts=1)}, timeouts={"emails": 0.05})
+    sent, other = getattr(work, name), work.fetch if name == "turn" else work.mail
+    tasks = [sent, other.using(queue_name="emails")]
+    monkeypatch.setattr(known, "_tasks", {one.module_path: one for one in tasks})
+    discovery.register()
+    assert registry.subscription("tasks.emails").asynchronous == (name == "turn")
+
+    sent.using(queue_name="emails").enqueue()
+    rmq.drain()
+
+    assert "DeadlineExceeded: Handler tasks.emails ran for longer" in rmq.parked("tasks.emails").reason
+
+
 def customers(message: Delivery) -> str:
     """The customer of a mail: what a project names in OPTIONS."""
     return str(message.data["args"][0])
