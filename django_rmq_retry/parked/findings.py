@@ -167,17 +167,22 @@ GROUPED = frozenset({"group", "failed_of_run", "unsent_of_run", LISTED})
 """Filter words that may choose messages of several error groups, and few enough to count them by group."""
 
 
+OF_QUEUE = frozenset({"no_queue", "unhandled"})
+"""The findings that all messages of a queue have, or none."""
+
+
 def report(selection: Selection, terms: RequeueTerms | None = None) -> RequeueReport:
     terms = terms or RequeueTerms()
     rows = selection.queryset().order_by()
     known = conditions(selection, terms)
     objections = _objections(known, terms)
-    shown = {**known, "edited": Q(version__gt=1)}
+    shown = {name: one for name, one in known.items() if name not in _impossible(selection)}
+    shown["edited"] = Q(version__gt=1)
     refused = _refused(objections)
     several = selection.group is None and (selection.named or GROUPED.intersection(selection.filter))
-    totals = _totals(rows, refused, shown, by=("queue", "group") if several else ("queue",))
-    keys, shared = duplicates(rows.exclude(refused), totals.sums["sendable"])
     left_out = {code for code, _condition in objections}
+    totals = _totals(rows, shown, left_out, by=("queue", "group") if several else ("queue",))
+    keys, shared = duplicates(rows.exclude(refused), totals.sums["sendable"])
     findings = [
         _finding(name, totals.sums[name], rows.filter(condition), left_out)
         for name, condition in shown.items()
@@ -201,6 +206,15 @@ def report(selection: Selection, terms: RequeueTerms | None = None) -> RequeueRe
     )
 
 
+def _impossible(selection: Selection) -> Collection[str]:
+    """Return the findings that no message of a selection can have, because its filter takes other states only."""
+    chosen = selection.filter.get("state", State.values)
+    states = {chosen} if isinstance(chosen, str) else {*chosen}
+    if selection.named or selection.request:
+        return ()
+    return {*(["resolved"] if states <= {*OPEN} else []), *([] if State.ON_HOLD in states else ["on_hold"])}
+
+
 class _Totals(NamedTuple):
     """The totals of a selection, its queues with their sendable messages, and its error groups with all of theirs."""
 
@@ -211,19 +225,32 @@ class _Totals(NamedTuple):
     groups: tuple[tuple[int, int], ...]
 
 
-def _totals(rows: QuerySet[ParkedMessage], refused: Q, shown: Mapping[str, Q], by: Sequence[str]) -> _Totals:
-    """Count all rows in one query by queue, or by queue and group: there are few of both, and the totals are sums."""
-    counts = {"total": Count("pk"), "sendable": Count("pk", filter=~refused)}
-    counts |= {name: Count("pk", filter=condition) for name, condition in shown.items()}
-    spans = {"oldest": Min("parked_at"), "newest": Max("parked_at")}
-    named: Any = {f"n_{name}": count for name, count in counts.items()}
-    parts: list[Any] = list(rows.values(*by).annotate(**named, **spans))
-    queues, groups = Counter[str](), Counter[int]()
+def _totals(
+    rows: QuerySet[ParkedMessage], shown: Mapping[str, Q], left_out: Collection[str], by: Sequence[str]
+) -> _Totals:
+    """Count all rows in one query by queue, or by queue and group, and by the findings that they have.
+
+    There are few of these parts, and all totals are sums of them, so each condition is evaluated once for a row, and
+    those of a queue once for a part.
+    """
+    bits = {name: 1 << place for place, name in enumerate(shown) if name not in OF_QUEUE}
+    held: Any = sum(
+        (Case(When(shown[name], then=Value(bit)), default=Value(0)) for name, bit in bits.items()), start=Value(0)
+    )
+    spans = {"count": Count("*"), "oldest": Min("parked_at"), "newest": Max("parked_at")}
+    parts: list[Any] = list(rows.annotate(held=held).values(*by, "held").annotate(**spans))
+    handled = {*_handled_queues()}
+    sums, queues, groups = Counter(dict.fromkeys(("total", "sendable", *shown), 0)), Counter[str](), Counter[int]()
     for part in parts:
-        queues[part["queue"]] += part["n_sendable"]
-        groups[part.get("group", 0)] += part["n_total"]
+        found = {name for name, bit in bits.items() if part["held"] & bit}
+        if part["queue"] not in handled:
+            found |= {"unhandled" if part["queue"] else "no_queue"} & shown.keys()
+        sendable = part["count"] if found.isdisjoint(left_out) else 0
+        sums.update({**dict.fromkeys(found, part["count"]), "total": part["count"], "sendable": sendable})
+        queues[part["queue"]] += sendable
+        groups[part.get("group", 0)] += part["count"]
     return _Totals(
-        sums={name: sum(part[f"n_{name}"] for part in parts) for name in counts},
+        sums=sums,
         oldest=min((part["oldest"] for part in parts), default=None),
         newest=max((part["newest"] for part in parts), default=None),
         queues=tuple((queue, count) for queue, count in queues.most_common(MOST_QUEUES) if count),
@@ -251,9 +278,12 @@ def conditions(selection: Selection, terms: RequeueTerms) -> Mapping[str, Q]:
         findings["refused"] = Q(pk__in=list(terms.kept_back))
     if not terms.target:
         findings["no_queue"] = Q(queue="")
-        known = [work_queue.queue.name for work_queue in registry.work_queues()]
-        findings["unhandled"] = ~Q(queue="") & ~Q(queue__in=known)
+        findings["unhandled"] = ~Q(queue="") & ~Q(queue__in=_handled_queues())
     return findings
+
+
+def _handled_queues() -> list[str]:
+    return [work_queue.queue.name for work_queue in registry.work_queues()]
 
 
 def sends_any(group: int) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from django.core import signing
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_rmq_retry.models import BusinessKey, MessageVersion, ParkedMessage, State
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 PARKED = {"state": ["parked"]}
 OPEN = {"state": ["parked", "on_hold"]}
 HOUR = timedelta(hours=1)
+TABLE = ParkedMessage._meta.db_table
 
 
 def counts(found: RequeueReport) -> dict[str, int]:
@@ -180,6 +182,20 @@ class TestReport:
         assert {one.name for one in found.findings if not one.left_out} == {"edited", "duplicates"}
         assert found.findings[-1].examples[-1] == (fine.pk, "payment:1")
         assert found.queues == (("payments.charge", 2),)
+
+    def test_a_preview_asks_each_condition_once_and_reads_no_text_before_it(self) -> None:
+        """A preview of 200,000 messages evaluated each condition twice, behind 40 columns of texts."""
+        record()
+        with CaptureQueriesContext(connection) as queries:
+            report(Selection.of_filter(PARKED))
+        asked = [one["sql"].replace("`", '"') for one in queries.captured_queries]
+        totals = next(sql for sql in asked if '"held"' in sql)
+        with connection.cursor() as cursor:
+            columns = [one.name for one in connection.introspection.get_table_description(cursor, TABLE)]
+        texts = columns[columns.index("identity") :]
+
+        assert totals.count('"succeeded_at" IS NOT NULL') == totals.count('"reason" IN') == 1
+        assert [name for name in texts if f'"{TABLE}"."{name}"' in totals] == []
 
     @pytest.mark.parametrize(("sorted_at_most", "shared_at_most"), [(10, 10), (0, 10), (0, 1)])
     def test_a_large_selection_counts_the_same_shared_keys(
