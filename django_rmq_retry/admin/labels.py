@@ -110,11 +110,11 @@ def _value(name: str, value: Any) -> str:
     return ", ".join(str(choices.get(one, one)) for one in several)
 
 
-def tick(message: ParkedMessage) -> SafeString:
+def tick(row: Model) -> SafeString:
     """Return the checkbox of a row like the admin's own; its template for each row takes a quarter of the time."""
-    label = format_html(_(TICKED), str(message))
+    label = format_html(_(TICKED), visible(row))
     box = '<input type="checkbox" name="{}" value="{}" class="action-select" aria-label="{}">'
-    return format_html(box, ACTION_CHECKBOX_NAME, message.pk, label)
+    return format_html(box, ACTION_CHECKBOX_NAME, row.pk, label)
 
 
 @admin.display(description=gettext_lazy("Status"))

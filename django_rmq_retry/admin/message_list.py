@@ -23,6 +23,7 @@ from django_rmq_retry.admin.labels import LEFT_OUT
 from django_rmq_retry.admin.pages import Pages, refusal, requires
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.markup import visible
 from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.models import ErrorGroup, ParkedMessage, ParkedOrigin, State
 from django_rmq_retry.models.parked import reason_text
@@ -58,7 +59,7 @@ class Word(SimpleListFilter):
         chosen = request.GET.get(self.parameter_name or "")
         if chosen and chosen not in dict(known):
             known.append((chosen, chosen))
-        return known
+        return [(value, visible(label)) for value, label in known]
 
     def known(self) -> Iterable[tuple[str, Any]]:
         raise NotImplementedError

@@ -4,6 +4,7 @@ Only the command discards, because it requires a reason: a payment that is not s
 """
 
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 from django.contrib import admin, messages
@@ -19,7 +20,7 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin.contents import body_of, heading_of
-from django_rmq_retry.admin.labels import LONGEST_KEY, cut_line, labelled, one_short_line
+from django_rmq_retry.admin.labels import LONGEST_KEY, cut_line, labelled, one_short_line, tick
 from django_rmq_retry.admin.message_list import CappedPaginator
 from django_rmq_retry.admin.pages import Button, Pages, refusal
 from django_rmq_retry.errors import UndecodableHeaders
@@ -141,6 +142,10 @@ class OutboxMessageAdmin(Pages):
     paginator = CappedPaginator
     actions = ("retry",)
     change_list_template = "admin/rmq_retry/outboxmessage/list.html"
+
+    @wraps(admin.ModelAdmin.action_checkbox)
+    def action_checkbox(self, obj: Any) -> SafeString:  # type: ignore[override]  # wraps() makes it a function
+        return tick(obj)
 
     @admin.display(description=gettext_lazy("Key or id"))
     def key(self, row: OutboxMessage) -> SafeString:

@@ -25,7 +25,7 @@ from django_rmq_retry.admin.pages import Button, Pages, refusal, requires
 from django_rmq_retry.admin.run_state import run_badge, run_outcome, waits_for_broker
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.health.processes import any_alive
-from django_rmq_retry.markup import NOTHING, counted, time_minute, time_span, wrapping
+from django_rmq_retry.markup import NOTHING, counted, time_minute, time_span, visible, wrapping
 from django_rmq_retry.models import (
     Action,
     EarlyRetry,
@@ -68,7 +68,7 @@ class RequeueRunAdmin(Pages):
         "status",
         "started",
         "ended",
-        "by",
+        "operator",
         "why",
         "of_sent",
         "of_processed",
@@ -94,6 +94,7 @@ class RequeueRunAdmin(Pages):
         lambda _self, run: labelled(_("Started"), time_minute(run.started_at))
     )
     ended = admin.display(description=gettext_lazy("Ended"))(lambda _self, run: labelled(_("Ended"), _ended(run)))
+    operator = admin.display(description=gettext_lazy("by"))(lambda _self, run: visible(run.by))
     of_sent = column(RequeueRun, "sent", "total")
     of_processed = admin.display(description=gettext_lazy("processed"))(
         lambda _self, run: labelled(_("Processed"), _processed(run))
