@@ -208,6 +208,8 @@ class Deadlines:
             raise
         if run.expired:
             self._claim(run)
+        # The event loop may have cancelled a handler that is due before the watcher looks.
+        if run.expired or time.monotonic() >= run.due:
             log.warning(
                 "%s %s returned after its deadline of %g s: it caught %s, or was about to end.",
                 *(f"The {run.part} of handler" if run.part else "Handler", run.subscription.name, run.seconds),

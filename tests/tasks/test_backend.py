@@ -344,10 +344,10 @@ def test_a_receiver_that_raises_fails_no_task(load: Load, rmq: RmqTest) -> None:
 
 
 def test_a_generator_is_no_task(load: Load) -> None:
-    load()
+    work = load()
 
     with pytest.raises(InvalidTask, match="contains 'yield'"):
-        task_backends["default"].validate_task(task_backends["default"].task_class(func=_yielding))
+        work.task(_yielding)
 
 
 def _yielding() -> Any:
