@@ -281,7 +281,7 @@ class AttemptPipeline:
     def _policy_verdict(self, delivery: Delivery, subscription: Subscription, error: BaseException) -> Verdict:
         """Return the policy's verdict; park if the policy fails, or if the body or ordering key is unreadable."""
         if isinstance(error, InvalidBody):
-            return replace(park(Reason.INVALID, str(error), ErrorNote.of(error)), counted=False)
+            return park(Reason.INVALID, str(error), ErrorNote.of(error), counted=False)
         if isinstance(error, UndecodableBody):
             return park(Reason.UNDECODABLE_BODY, str(error), ErrorNote.of(error))
         if isinstance(error, NoKey):
@@ -420,7 +420,7 @@ class AttemptPipeline:
         subscription = state.subscription = self._work_queues[state.arrival.queue].presumed(state.delivery)
         state.delivery = replace(state.delivery, attempt=state.number, key=state.key)
         detail = f"{_begun(state)}: {ErrorNote.of(error)}"
-        verdict = replace(park(Reason.UNSETTLED, detail, ErrorNote.of(error)), counted=False)
+        verdict = park(Reason.UNSETTLED, detail, ErrorNote.of(error), counted=False)
         with self._surroundings.with_connections():
             self._settle_by(state, subscription, verdict, as_bytes=True)
             state.error = error

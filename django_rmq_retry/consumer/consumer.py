@@ -108,7 +108,7 @@ class Consumer:
         work: Callable[[Any], object] = self._attempt_in_turn if self._in_order else self._attempt_and_settle
         work = self._work_off if batches else work
         pool: Pool[Any] = (
-            TwoPools(self.sizes[0], self.sizes[1], work, waits=self._is_async)
+            TwoPools(self.sizes[0], self.sizes[1], work, is_async=self._is_async)
             if self._side_by_side
             else Workers(threads, work)
         )

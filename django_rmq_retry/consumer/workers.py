@@ -60,13 +60,14 @@ class Workers(Generic[Job]):
     def take_back(self, wanted: Callable[[Job], bool] = lambda _job: True) -> list[Job]:
         """Remove the wanted jobs that no thread has begun from the queue and return them; other jobs stay."""
         taken: list[Job] = []
+        others: list[Job] = []
         with suppress(IndexError):
             while True:
-                taken.append(self._jobs.popleft())
-        for job in taken:
-            if not wanted(job):
-                self.add(job)
-        return [job for job in taken if wanted(job)]
+                job = self._jobs.popleft()
+                (taken if wanted(job) else others).append(job)
+        for job in others:
+            self.add(job)
+        return taken
 
     def wait_quiet(self, timeout: float, *, hung: Callable[[], int] = lambda: 0) -> bool:
         """Wait until no thread runs a job, except for hung ones; return False on timeout."""
@@ -122,15 +123,15 @@ class TwoPools(Generic[Job]):
     """
 
     def __init__(
-        self, threads: int, asynchronous: int, run: Callable[[Job], object], *, waits: Callable[[Job], bool]
+        self, threads: int, asynchronous: int, run: Callable[[Job], object], *, is_async: Callable[[Job], bool]
     ) -> None:
         lock = _, self._quiet = _quieting()
-        self._waits = waits
-        self._workers: Workers[Job] = Workers(threads, run, lock=lock)
-        self._waiting: Workers[Job] = Workers(
+        self._is_async = is_async
+        self._plain: Workers[Job] = Workers(threads, run, lock=lock)
+        self._async: Workers[Job] = Workers(
             asynchronous, lambda job: copy_context().run(run, job), name="rmq-async", lock=lock
         )
-        self._pools = (self._workers, self._waiting)
+        self._pools = (self._plain, self._async)
 
     def start(self) -> None:
         for pool in self._pools:
@@ -149,7 +150,7 @@ class TwoPools(Generic[Job]):
         return sum(pool.waiting for pool in self._pools)
 
     def add(self, job: Job) -> None:
-        (self._waiting if self._waits(job) else self._workers).add(job)
+        (self._async if self._is_async(job) else self._plain).add(job)
 
     def take_back(self, wanted: Callable[[Job], bool] = lambda _job: True) -> list[Job]:
         return [job for pool in self._pools for job in pool.take_back(wanted)]

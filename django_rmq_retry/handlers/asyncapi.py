@@ -184,8 +184,8 @@ def _operation(subscription: Subscription, channel: str, message: str) -> Part:
 
 def _policy(subscription: Subscription) -> Part:
     policy = subscription.policy
-    written = plain(policy)
-    own = written if isinstance(written, dict) else {"is": type(policy).__qualname__}
+    written = plain(policy.written)
+    own = written if isinstance(written, dict) else {"is": type(policy.written).__qualname__}
     shown: Part = {**own, "parked": subscription.park}
     if policy.waits:
         # The waits in use: a policy may leave its back-off to the default of its carrier. Those of `schedules` follow.

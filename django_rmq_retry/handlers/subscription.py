@@ -213,7 +213,7 @@ class Subscription(HandlerOptions):
         if self.breaker is not None:
             return "breaker=… stops consuming while it is open"
         if self.policy.ordered:
-            return f"{type(self.policy).__name__} stops consuming in a long wait"
+            return f"{type(self.policy.written).__name__} stops consuming in a long wait"
         return None
 
     def _unbatchable(self) -> str | None:

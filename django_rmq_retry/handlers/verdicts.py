@@ -1,7 +1,5 @@
 """The verdicts that do not come from a policy: on messages that are not attempted, or whose verdict is not feasible."""
 
-from dataclasses import replace
-
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.deaths import counts_losses_only, returns
 from django_rmq_retry.messages.message import Delivery
@@ -37,7 +35,7 @@ def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *
         limit *= STOPS_FACTOR
     if own is None or came_back < limit + own:
         return None
-    return replace(park(Reason.CRASHED, f"{detail}."), counted=False)
+    return park(Reason.CRASHED, f"{detail}.", counted=False)
 
 
 def feasible(verdict: Verdict, delivery: Delivery, subscription: Subscription) -> Verdict:
@@ -71,4 +69,4 @@ def unsettled(broken: Exception, verdict: Verdict) -> Verdict:
     """Return the verdict that parks a message whose own verdict cannot be carried out."""
     wanted = verdict.error or verdict.detail or verdict.kind.value
     detail = f"It cannot be settled ({ErrorNote.of(broken)}) after: {wanted}"
-    return replace(park(Reason.UNSETTLED, detail, ErrorNote.of(broken)), counted=verdict.counted)
+    return park(Reason.UNSETTLED, detail, ErrorNote.of(broken), counted=verdict.counted)

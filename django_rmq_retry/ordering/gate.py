@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 from collections.abc import Hashable
-from dataclasses import replace
 
 from django.db import InterfaceError, OperationalError, connections, transaction
 
@@ -114,7 +113,7 @@ class OrderGate:
             return Settlement(instruction=Instruction.KEEP, hold=FULL_SECONDS)
         except (HeadersTooLarge, ValueError) as error:
             text = f"The message cannot wait behind a failed message with its ordering key: {error}"
-            return replace(park(Reason.PERMANENT, text, ErrorNote.of(error)), counted=False)
+            return park(Reason.PERMANENT, text, ErrorNote.of(error), counted=False)
         except NotStored as error:
             using = keys_alias()
             if asked_again(connections[using], BlockedKey.objects.using(using).exists) is None:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from django_rmq_retry.arguments import FLAG, FUNCTION, LONGEST_WAIT_SECONDS, Argument, check, check_seconds, plural
 from django_rmq_retry.errors import ConfigurationError
@@ -59,6 +59,11 @@ class Policy(ABC):
     """True if a failed message blocks all messages behind it in its queue."""
     answers = False
     """True if a caller waits, so that every attempt ends with an answer to it."""
+
+    @property
+    def written(self) -> "Policy":
+        """Return the policy that the project has written, for messages and documents."""
+        return self
 
     @property
     def waits(self) -> tuple[tuple[Backoff, int | None], ...]:
@@ -272,8 +277,7 @@ def uncounted_retry(verdict: Verdict, policy: Policy) -> Verdict:
     """Return the verdict for an attempt that failed because a service is down: an uncounted retry."""
     detail = "it is attempted again when the breaker closes"
     if policy.ordered:
-        held = halt(0.0, verdict.error, detail=f"{verdict.error}; {detail}")
-        return replace(held, counted=False)
+        return halt(0.0, verdict.error, detail=f"{verdict.error}; {detail}", counted=False)
     return retry(0.0, verdict.error, detail=f"{verdict.error}; {detail}", counted=False)
 
 
@@ -281,8 +285,8 @@ def unbreakable(policy: Policy) -> str | None:
     """Return the reason why a breaker cannot work with this policy, as a sentence; None if it can."""
     if policy.answers:
         return (
-            f"A breaker makes messages wait, and with {type(policy).__name__} a caller waits for each answer. Omit "
-            "breaker: the caller receives each error at once."
+            f"A breaker makes messages wait, and with {type(policy.written).__name__} a caller waits for each answer. "
+            "Omit breaker: the caller receives each error at once."
         )
     if not policy.via.quarantines:
         return (

@@ -55,8 +55,8 @@ def retry(after: float, error: ErrorNote | None = None, *, detail: str = "", cou
     return Verdict(kind=Kind.RETRY, after=after, error=error, detail=short(detail, DETAIL_BYTES), counted=counted)
 
 
-def park(reason: Reason, detail: str, error: ErrorNote | None = None) -> Verdict:
-    return Verdict(kind=Kind.PARK, reason=reason, detail=short(detail, DETAIL_BYTES), error=error)
+def park(reason: Reason, detail: str, error: ErrorNote | None = None, *, counted: bool = True) -> Verdict:
+    return Verdict(kind=Kind.PARK, reason=reason, detail=short(detail, DETAIL_BYTES), error=error, counted=counted)
 
 
 def discard(detail: str, error: ErrorNote | None = None) -> Verdict:
@@ -68,8 +68,8 @@ def lost(cause: object, error: ErrorNote | None) -> Verdict:
     return discard(f"It is lost, because its handler has ack='auto': {cause}", error)
 
 
-def halt(after: float, error: ErrorNote | None = None, *, detail: str = "") -> Verdict:
-    return Verdict(kind=Kind.HALT, after=after, error=error, detail=short(detail, DETAIL_BYTES))
+def halt(after: float, error: ErrorNote | None = None, *, detail: str = "", counted: bool = True) -> Verdict:
+    return Verdict(kind=Kind.HALT, after=after, error=error, detail=short(detail, DETAIL_BYTES), counted=counted)
 
 
 class Overrule(Exception):

@@ -15,23 +15,13 @@ from django_rmq_retry.tasks.known import every
 from django_rmq_retry.tasks.options import TaskOptions, options_of, queues_of
 from django_rmq_retry.tasks.policies import misfit, own_policies
 
-TAG = "rmq_retry"
-
-
-def _error(number: str, text: str, *, hint: str) -> CheckMessage:
-    return Error(text, hint=hint, id=f"{TAG}.{number}")
-
-
-def _warning(number: str, text: str, *, hint: str) -> CheckMessage:
-    return Warning(text, hint=hint, id=f"{TAG}.{number}")
-
 
 def found(alias: str, params: Mapping[str, Any]) -> Iterator[CheckMessage]:
     """Yield the findings of one backend."""
     try:
         options = options_of(alias, params)
     except (ImproperlyConfigured, ConfigurationError) as wrong:
-        yield _error("E070", str(wrong), hint="Correct TASKS in the settings file.")
+        yield Error(str(wrong), hint="Correct TASKS in the settings file.", id="rmq_retry.E070")
         return
     try:
         known = settings()
@@ -42,25 +32,25 @@ def found(alias: str, params: Mapping[str, Any]) -> Iterator[CheckMessage]:
     for path, own in own_policies(alias).items():
         name = every()[path].queue_name
         if why := misfit(own, options.policies.get(name, known.policy)):
-            yield _error(
-                "E072",
+            yield Error(
                 f"Task {path} has a policy that queue {name!r} cannot have: {why}. The queue's own one is used.",
                 hint="Change @policy(…), or give all tasks of the queue one carrier.",
+                id="rmq_retry.E072",
             )
     if options.results is None:
         return
     if not known.records:
-        yield _error(
-            "E073",
+        yield Error(
             f"TASKS[{alias!r}]['OPTIONS']['results'] needs RECORDS: results are made of the recorded attempts.",
             hint="Set RMQ_RETRY['RECORDS'] to True, or remove 'results'.",
+            id="rmq_retry.E073",
         )
     if options.results > timedelta(days=known.operators.attempt_days):
-        yield _warning(
-            "W070",
+        yield Warning(
             f"Results of TASKS[{alias!r}] are kept for {options.results.days} days, and the errors in them only for "
             f"{known.operators.attempt_days}, as RMQ_RETRY['OPERATORS']['ATTEMPT_DAYS'] says.",
             hint="Keep results for a shorter time, or raise ATTEMPT_DAYS.",
+            id="rmq_retry.W070",
         )
 
 
@@ -72,9 +62,9 @@ def _shared(alias: str, options: TaskOptions) -> Iterator[CheckMessage]:
         if not hasattr(task_backends[other], "read_options"):
             continue
         for name in set(options.queues) & set(queues_of(project.TASKS[other]) or ()):
-            yield _error(
-                "E071",
+            yield Error(
                 f"TASKS[{alias!r}] and TASKS[{other!r}] both have the queue {name!r}: each message goes to one of "
                 "them.",
                 hint="Give each backend queues of its own.",
+                id="rmq_retry.E071",
             )

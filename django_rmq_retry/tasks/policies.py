@@ -57,6 +57,10 @@ class TaskPolicy(Policy):
             object.__setattr__(self, name, getattr(self.queue, name))
 
     @property
+    def written(self) -> Policy:
+        return self.queue
+
+    @property
     def waits(self) -> tuple[tuple[Backoff, int | None], ...]:
         mine = [one for one in own_policies(self.alias).values() if misfit(one, self.queue) is None]
         return tuple(dict.fromkeys(wait for one in (self.queue, *mine) for wait in one.waits))

@@ -38,7 +38,8 @@ COMPLETED = ("expires_at", "started_at", "finished_at", "worker", "answer")
 """The columns that the success of a task writes."""
 ROW_BYTES = 1000
 """Approximate memory of a row without its body and answer."""
-_PARKED = (*OPEN, State.DISCARDED)
+ENDS = {State.PROCESSED: Status.SUCCESSFUL, **dict.fromkeys((*OPEN, State.DISCARDED), Status.FAILED)}
+"""What the states of a parked message that are an end mean for its task; in any other state it is on its way."""
 
 
 def worker_id() -> str:
@@ -226,10 +227,8 @@ def _status(row: StoredResult, attempts: Sequence[Attempt], using: str) -> Statu
     if row.finished_at or last == ACK.name:
         return Status.SUCCESSFUL
     parked = ParkedMessage.objects.using(using).filter(identity=row.identity).values_list("state", flat=True).first()
-    if parked == State.PROCESSED:
-        return Status.SUCCESSFUL
     if parked is not None:
-        return Status.FAILED if parked in _PARKED else Status.READY
+        return ENDS.get(State(parked), Status.READY)
     return Status.FAILED if last in (Kind.PARK, Kind.DISCARD) else Status.READY
 
 
@@ -248,7 +247,6 @@ def _traceback(chain: Sequence[Mapping[str, Any]]) -> str:
         for frame in cause["frames"]:
             lines.append(f'  File "{frame["file"]}", line {frame["line"]}, in {frame["function"]}')
             lines += [f"    {frame['code']}"] if frame.get("code") else []
-        name = cause["error"].removeprefix("builtins.")
-        lines.append(f"{name}: {cause['text']}" if cause["text"] else name)
+        lines.append(f"{cause['error']}: {cause['text']}" if cause["text"] else cause["error"])
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)

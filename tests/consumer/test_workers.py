@@ -297,7 +297,7 @@ def test_a_job_goes_to_the_pool_that_is_for_it() -> None:
     def run(job: int) -> None:
         names[job] = threading.current_thread().name
 
-    pools = TwoPools(2, 3, run, waits=lambda job: job % 2 == 1)
+    pools = TwoPools(2, 3, run, is_async=lambda job: job % 2 == 1)
     pools.start()
     for job in range(20):
         pools.add(job)
@@ -310,7 +310,7 @@ def test_a_job_goes_to_the_pool_that_is_for_it() -> None:
 
 def test_a_hung_handler_of_one_pool_does_not_hide_a_running_one_of_the_other() -> None:
     held = {0: threading.Event(), 1: threading.Event()}
-    pools: TwoPools[int] = TwoPools(1, 1, lambda job: held[job].wait(20), waits=bool)
+    pools: TwoPools[int] = TwoPools(1, 1, lambda job: held[job].wait(20), is_async=bool)
     pools.start()
     pools.add(0)
     pools.add(1)

@@ -461,7 +461,7 @@ def test_context_variables_of_a_message_end_with_it(running: Running) -> None:
         before = bound.get()
         found.append((before, str(running.loop.run(act, message, "charge")), bound.get()))
 
-    pools = TwoPools(0, 4, work, waits=lambda _: True)
+    pools = TwoPools(0, 4, work, is_async=lambda _: True)
     pools.start()
     for number in range(40):
         pools.add(delivery(body=b"%d" % number))

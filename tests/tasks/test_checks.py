@@ -7,7 +7,8 @@ import pytest
 from django.core.checks import CheckMessage
 from django.test import override_settings
 
-from django_rmq_retry import Fixed, InPlace, RetryThenPark, StopTheLine
+from django_rmq_retry import Breaker, Fixed, InPlace, OneShot, RetryThenPark, StopTheLine
+from django_rmq_retry.checks.settings import check_joining
 from django_rmq_retry.tasks import policy
 from django_rmq_retry.tasks.api import task_backends
 from django_rmq_retry.tasks.policies import MARK
@@ -103,6 +104,14 @@ def test_a_task_that_its_queue_cannot_retry_is_found(load: Load) -> None:
     assert texts[0].startswith(
         "Task tests.tasks.work.fail has a policy that queue 'default' cannot have: it retries via"
     )
+
+
+def test_a_queue_that_cannot_have_a_breaker_is_found_by_the_policy_that_the_settings_name(load: Load) -> None:
+    load(policies={"default": OneShot()}, breakers={"default": Breaker(on=TimeoutError)})
+
+    [found] = check_joining(app_configs=None)
+
+    assert "with OneShot a caller waits for each answer" in found.msg
 
 
 def test_a_policy_has_to_fit_the_queue_of_its_task_only(load: Load) -> None:

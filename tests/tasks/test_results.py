@@ -8,11 +8,12 @@ from django.db import InterfaceError
 from django.utils import timezone
 
 from django_rmq_retry import Fixed, RetryThenPark, database_clock, publish
-from django_rmq_retry.models import Attempt, StoredResult
+from django_rmq_retry.models import Attempt, State, StoredResult
 from django_rmq_retry.parked.retention import delete_expired_results
 from django_rmq_retry.tasks import results
 from django_rmq_retry.tasks.api import TaskResultDoesNotExist, TaskResultStatus, task_backends
 from tests.handlers.factories import delivery
+from tests.parked.made import parked
 from tests.tasks.conftest import WEEK, Load, RecordingTest
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
@@ -72,6 +73,26 @@ def test_a_task_that_failed_has_the_error_of_each_attempt(load: Load, recording:
     assert error.traceback.endswith("MailDown: timeout\n")
     assert "raise MailDown(text)" in error.traceback
     assert result.started_at <= result.last_attempted_at <= result.finished_at
+
+
+@pytest.mark.usefixtures("recording")
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        (State.PARKED, "FAILED"),
+        (State.ON_HOLD, "FAILED"),
+        (State.DISCARDED, "FAILED"),
+        (State.REQUEUEING, "READY"),
+        (State.REQUEUED, "READY"),
+        (State.PROCESSED, "SUCCESSFUL"),
+    ],
+)
+def test_a_parked_task_is_where_its_operator_has_put_it(load: Load, state: State, status: str) -> None:
+    work = load(results=WEEK)
+    result = work.fail.enqueue()
+    parked(identity=StoredResult.objects.get().identity, state=state)
+
+    assert read(result).status == status
 
 
 def test_a_task_that_succeeds_after_a_failure_has_both(load: Load, recording: RecordingTest) -> None:
