@@ -32,6 +32,7 @@ class Look:
     away: Problem | None = None
     """What is wrong if the broker does not answer."""
     since: datetime | None = None
+    """When this process asked in vain first: the broker was lost earlier, so no page shows this time."""
     late: bool = False
     """True if the broker has not answered this look yet; what it said before is shown meanwhile."""
     last: "Look | None" = None

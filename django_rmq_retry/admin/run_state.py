@@ -8,6 +8,7 @@ from django.utils.translation import ngettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin.broker_look import Look
+from django_rmq_retry.health.processes import lost_since_now
 from django_rmq_retry.markup import MIXED, badge, counted
 from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked.database import records_alias
@@ -19,11 +20,13 @@ SENT_LATELY = timedelta(seconds=10)
 def waits_for_broker(run: RequeueRun, seen: Look) -> bool:
     """True if nobody sends the run, because the broker is away for this process and, as far as is known, for all.
 
-    A lease says nothing about that: a driver that has just lost its connection has one too. Only what was sent since
-    this process lost its own shows that another one has a connection.
+    Consumers say whether they have lost it. A lease says nothing: a driver that has just lost its connection has one
+    too. Of others only what was sent since this process lost its own shows that they have a connection.
     """
     if not seen.unreachable or run.wait == RunWait.BROKER_AWAY:
         return bool(seen.unreachable)
+    if lost_since_now():
+        return True
     # Slow runs send less often.
     since = database_clock.reckoned(records_alias()) - max(SENT_LATELY, timedelta(seconds=2 / run.rate))
     since = max(since, seen.since) if seen.since else since

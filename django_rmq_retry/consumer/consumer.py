@@ -125,6 +125,8 @@ class Consumer:
         """The reason why the consumer stops; empty while it runs."""
         self.server: Server | None = None
         self.online = False
+        self.lost_since: float | None = None
+        """The monotonic time at which the connection was lost; None while there is one, and before the first one."""
         able = lambda: self.online and not self._over  # noqa: E731
         self.pauses = QueuePauses(work_queues, source, self._workers, self._sequencer, able=able)
 
@@ -213,7 +215,7 @@ class Consumer:
         self._workers.add(delivery)
 
     def connected(self, server: Server) -> None:
-        self.server, self.online, self._tries = server, True, 0
+        self.server, self.online, self.lost_since, self._tries = server, True, None, 0
         self._pipeline.deadlines.strict = None if server.at_least(UNTIMED_SINCE) else STRICT_DEADLINE_SECONDS
         self._watchers.reached()
         refusal = self._refusal(server)
@@ -223,7 +225,8 @@ class Consumer:
         log.info("Connected to %s", server.title, extra={"event": "connected", "broker": str(server)})
 
     def lost(self, reason: str, retry_in: float) -> None:
-        self.online = False
+        if self.online:
+            self.online, self.lost_since = False, time.monotonic()
         self._lost_at = time.time() if not self._tries else self._lost_at
         self._tries += 1
         if self._limits.fail_fast:

@@ -102,12 +102,13 @@ class Heartbeat(Recurring):
     def _write(self, *, ended: bool = False) -> None:
         now, passed = database_clock.now(router.db_for_write(ConsumerProcess)), time.monotonic()
         status = self._status(passed)
-        stuck = self._consumer.stuck_since
+        stuck, lost = self._consumer.stuck_since, self._consumer.lost_since
         in_flight = self._consumer.in_flight
         columns: dict[str, object] = {
             "beat_at": now,
             "stuck_at": None if stuck is None else database_clock.stored(now.timestamp() - passed + stuck),
             "connected": status[0],
+            "lost_at": None if lost is None else database_clock.stored(now.timestamp() - passed + lost),
             "stopping": status[1],
             "waiting": self._consumer.waiting,
             "in_flight": self._entries(in_flight, now.timestamp() - passed),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from django.db import router
@@ -29,7 +29,7 @@ from django_rmq_retry.health.problems import (
     unreachable,
     unusable,
 )
-from django_rmq_retry.health.processes import late_handlers
+from django_rmq_retry.health.processes import late_handlers, lost_since
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import QueueControl, RunWait
 from django_rmq_retry.models.boxes import PendingRows
@@ -58,7 +58,13 @@ class Health:
     broker: BrokerFacts | None = None
     """None if the broker was not asked here, or if it did not answer and ``away`` has the reason."""
     away: Problem | None = None
+    """Why the broker cannot be reached, since the time at which the consumers lost it, if that is known."""
     limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        if self.away and self.survey:
+            since = lost_since(self.survey.processes, self.survey.at)
+            object.__setattr__(self, "away", replace(self.away, since=since))
 
     @cached_property
     def queues(self) -> Queues:

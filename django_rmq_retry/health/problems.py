@@ -508,9 +508,10 @@ def in_processes(rows: Iterable[ConsumerProcess], now: datetime) -> Iterator[Pro
         values = {"names": listed(map(str, stuck)), "span": span(now - since)}
         yield Problem(code=Code.STUCK, count=len(stuck), since=since, values=values)
     yield from in_late(late_handlers(known, now))
-    away = [str(row) for row in living if not row.connected]
+    away = [row for row in living if not row.connected]
     if away:
-        yield Problem(code=Code.DISCONNECTED, count=len(away), values={"names": listed(away)})
+        lost = min((row.lost_at for row in away if row.lost_at), default=None)
+        yield Problem(code=Code.DISCONNECTED, count=len(away), since=lost, values={"names": listed(map(str, away))})
 
 
 def _end_of(row: ConsumerProcess, now: datetime) -> str:

@@ -271,6 +271,24 @@ def queues_read_now() -> frozenset[str] | None:
     return queues_read(ConsumerProcess.objects.using(alias).living(now).defer("in_flight"), now)
 
 
+def lost_since(rows: Iterable[ConsumerProcess], now: datetime) -> datetime | None:
+    """Return since when no process reaches the broker, by the first one that lost its connection.
+
+    None if a living process has one, or if none had one before.
+    """
+    living = [row for row in rows if row.living(now)]
+    if any(row.connected for row in living):
+        return None
+    return min((row.lost_at for row in living if row.lost_at), default=None)
+
+
+def lost_since_now() -> datetime | None:
+    """Return the same by one query."""
+    alias = router.db_for_read(ConsumerProcess)
+    now = database_clock.reckoned(alias)
+    return lost_since(ConsumerProcess.objects.using(alias).living(now).defer("in_flight"), now)
+
+
 def any_alive() -> bool:
     """Return True if a process takes messages."""
     alias = router.db_for_read(ConsumerProcess)

@@ -82,7 +82,9 @@ class BrokerStatus:
 def heads(seen: BrokerStatus) -> list[tuple[str, ...]]:
     broker = seen.health.broker
     if broker is None:
-        return [("Broker", "✕", "no connection"), ("Database", *_database(seen))]
+        away = seen.health.away
+        since = f" since {clock(away.since, terminal=False)}" if away and away.since else ""
+        return [("Broker", "✕", f"no connection{since}"), ("Database", *_database(seen))]
     same, all_seen, unseen = _declared(broker.plan)
     topology = "OK" if same == all_seen else "✕"
     hidden = f", {plural(unseen, 'binding')} not visible" if unseen else ""

@@ -112,6 +112,7 @@ class Migration(migrations.Migration):
                 ("deploy", models.CharField(blank=True, max_length=100, verbose_name="version of the project")),
                 ("broker", models.CharField(blank=True, max_length=255, verbose_name="broker")),
                 ("connected", models.BooleanField(default=False, verbose_name="connected")),
+                ("lost_at", models.DateTimeField(blank=True, editable=False, null=True)),
                 ("stopping", models.BooleanField(default=False, verbose_name="stopping")),
                 ("queues", models.JSONField(default=list, verbose_name="queues")),
                 ("threads", models.PositiveIntegerField(default=0, verbose_name="threads")),

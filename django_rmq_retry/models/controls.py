@@ -135,6 +135,8 @@ class ConsumerProcess(models.Model):
     broker = models.CharField(_("broker"), max_length=255, blank=True)
     """The name of the broker with its virtual host; never a password."""
     connected = models.BooleanField(_("connected"), default=False)
+    lost_at = models.DateTimeField(null=True, blank=True, editable=False)
+    """The time at which it lost its connection to the broker; None while it has one, and before its first one."""
     stopping = models.BooleanField(_("stopping"), default=False)
     queues = models.JSONField(_("queues"), default=list)
     threads = models.PositiveIntegerField(_("threads"), default=0)

@@ -17,6 +17,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import markup
 from django_rmq_retry.conf import settings
+from django_rmq_retry.health.processes import lost_since_now
 from django_rmq_retry.models import GatedAct, LiveStatus
 from django_rmq_retry.parked.four_eyes import needs_second
 from django_rmq_retry.parked.operators import LABEL, refusal
@@ -54,6 +55,14 @@ def rmq_nonce(context: Context) -> SafeString:
         nonce = getattr(request, "csp_nonce", None) or getattr(request, "_csp_nonce", "")
     # Django creates its nonce when it is first converted to text; before that it is false.
     return format_html(' nonce="{}"', nonce) if str(nonce) else SafeString("")
+
+
+@register.simple_tag
+def rmq_lost_since() -> datetime | None:
+    """Return since when no consumer reaches the broker, for the banner of a broker that is away; None if unknown."""
+    with suppress(DatabaseError):
+        return lost_since_now()
+    return None
 
 
 @register.simple_tag

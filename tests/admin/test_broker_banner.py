@@ -6,12 +6,22 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
+from django_rmq_retry import markup
 from django_rmq_retry.admin import broker_look
+from django_rmq_retry.admin.run_state import waits_for_broker
+from django_rmq_retry.health.facts import survey
+from django_rmq_retry.health.look import Health
+from django_rmq_retry.health.rules import Code, Problem
+from django_rmq_retry.management.broker_status import BrokerStatus, heads
+from django_rmq_retry.models import ConsumerProcess, RequeueRun
+from tests.admin import made
 from tests.admin.looking import Page
 from tests.tooling.waiting import wait_until
 
@@ -72,3 +82,56 @@ def test_a_broker_that_cannot_be_used_is_described_without_the_words_of_python(
     assert said in status
     assert "1 thing needs you" in status
     assert PYTHON.findall(said) == []
+
+
+def test_the_banner_says_since_when_no_consumer_reaches_the_broker(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said when a page had asked in vain first, ten minutes after the outage had begun."""
+    now = timezone.now()
+    lost = [now - timedelta(minutes=11), now - timedelta(minutes=10)]
+    rows = [made.consumer(connected=False, lost_at=at, pid=pid) for pid, at in enumerate(lost)]
+    made.broker_seen(monkeypatch, away="connection refused", last=broker_look.Look(at=now - timedelta(minutes=30)))
+    run, told = RequeueRun(pk=1, rate=20), [_banners(page)]
+    waits = waits_for_broker(run, broker_look.look())
+    rows[0].connected, rows[0].lost_at = True, None
+    rows[0].save()
+    told.append(_banners(page))
+    ConsumerProcess.objects.update(connected=False, lost_at=None)
+    told.append(_banners(page))
+    made.broker_seen(monkeypatch, away="connection refused")
+    told.append(_banners(page))
+    why, last = (
+        "(The broker at amqp://rabbit cannot be reached: connection refused)",
+        clock(now - timedelta(minutes=30)),
+    )
+
+    assert waits
+    assert told == [
+        {f"No connection to the broker since {clock(lost[0])} {why}"},
+        {f"No connection to the broker {why}; its last answer here was at {last}"},
+        {f"No connection to the broker {why}; its last answer here was at {last}"},
+        {f"No connection to the broker {why}"},
+    ]
+
+
+def test_status_doctor_and_alerts_know_the_same_time_of_an_outage() -> None:
+    lost = timezone.now() - timedelta(minutes=11)
+    made.consumer(connected=False, lost_at=lost)
+    away = Problem(code=Code.BROKER_AWAY, values={"address": "amqp://rabbit", "reason": "refused"})
+    health = Health(survey=survey(), away=away)
+
+    assert {one.code: one.since for one in health.needs} == {Code.BROKER_AWAY: lost, Code.DISCONNECTED: lost}
+    assert heads(BrokerStatus.of(health))[0][2].startswith("no connection since ")
+
+
+def _banners(page: Client) -> set[str]:
+    names = ("livestatus", "errorgroup", "queuecontrol")
+    texts = (Page(page.get(f"/admin/rmq_retry/{name}/")).text for name in names)
+    return {
+        found[0].strip() if (found := re.findall(r"No connection to the broker[^.]*", text)) else "" for text in texts
+    }
+
+
+def clock(at: datetime) -> str:
+    return re.sub("<[^>]*>", "", markup.time_exact(at))

@@ -403,7 +403,7 @@ def test_the_last_known_queues_stay_while_the_broker_is_away_but_nothing_is_gree
         assert "The queues are shown as of" in text
         assert f"Ready 3 Consumers 1 {NOTHING}" in text
         assert "✓" not in text
-    assert ["No connection to the broker since" in text for text in said.values()] == [True, False]
+    assert ["No connection to the broker (" in text for text in said.values()] == [True, False]
 
 
 def test_empty_queues_without_a_problem_are_one_folded_line(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,7 +467,7 @@ def test_a_broker_that_is_back_is_there_at_the_next_update(page: Client, monkeyp
     refused[0] = None
     back = page.get(f"{ADMIN}livestatus/?fragment=1")
 
-    assert "No connection to the broker since" in Page(away).text
+    assert "No connection to the broker (" in Page(away).text
     assert b'data-rmq-every="5"' in away.content
     assert "No connection to the broker" not in Page(back).text
 

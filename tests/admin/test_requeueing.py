@@ -313,7 +313,7 @@ def test_the_preview_without_a_broker_offers_to_plan_the_run(page: Client, monke
     preview = previewed(page, message=made.message().pk)
     planned = press(page, preview, "Start when the broker is back")
 
-    assert "No connection to the broker since" in Page(preview).text
+    assert "No connection to the broker (" in Page(preview).text
     with pytest.raises(AssertionError, match="no button says 'Requeue"):
         Page(preview).form_with("Requeue 1 message")
     assert RequeueRun.objects.get().state == RunState.PLANNED

@@ -98,10 +98,10 @@ def test_the_live_part_of_a_run_shows_an_outage(page: Client, monkeypatch: pytes
     RequeueRun.objects.filter(pk=run.pk).update(wait="")
     after = shown(page, run, part=True)
 
-    assert "No connection to the broker since" in during
+    assert "No connection to the broker (" in during
     assert "Waiting for the broker" in during
     assert (" left" in during.replace("left out", ""), "Sending" in during) == (False, False)
-    assert whole.count("No connection to the broker since") == 1
+    assert whole.count("No connection to the broker (") == 1
     assert "broker" not in after
     assert "Sending" in after
     assert "1 s left" in after
@@ -120,7 +120,7 @@ def test_a_run_that_another_process_sends_does_not_wait_for_this_hosts_broker(
     made.broker_seen(monkeypatch, away="Connection refused")
     shown_so = shown(page, run)
 
-    assert "This web server has had no connection to the broker since" in shown_so
+    assert "This web server has no connection to the broker (" in shown_so
     assert "Another process sends this requeue run." in shown_so
     assert ("waits until it is back" in shown_so, "Waiting for the broker" in shown_so) == (False, False)
     assert "Sending" in shown_so
@@ -240,8 +240,8 @@ def test_the_live_part_of_the_groups_shows_an_outage(page: Client, monkeypatch: 
     made.broker_seen(monkeypatch, away="Connection refused")
     part, whole = (page.get("/admin/rmq_retry/errorgroup/", words) for words in ({"fragment": "1"}, {}))
 
-    assert Page(part).text.count("No connection to the broker since") == 1
-    assert Page(whole).text.count("No connection to the broker since") == 1
+    assert Page(part).text.count("No connection to the broker (") == 1
+    assert Page(whole).text.count("No connection to the broker (") == 1
 
 
 def test_the_remaining_time_uses_the_measured_rate(page: Client) -> None:

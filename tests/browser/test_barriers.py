@@ -152,7 +152,7 @@ def test_pages_have_no_barriers_while_the_broker_is_unavailable(sit: Sit) -> Non
 
     assert found(lead, pages) == {}
     lead.go(PAGES["status"])
-    lead.sees("No connection to the broker since")
+    lead.sees("No connection to the broker")
     assert lead.complaints == []
 
 

@@ -5,11 +5,13 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pika
 import pytest
@@ -21,6 +23,7 @@ from django_rmq_retry.models import ConsumerProcess
 from tests.breakers.bank import Bank, Consumer
 from tests.tooling.filled import ALIAS, Own
 from tests.tooling.marks import NIGHTLY_ON_SQLITE
+from tests.tooling.proxy import Proxy
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.database, *NIGHTLY_ON_SQLITE]
@@ -114,6 +117,28 @@ def test_a_killed_consumer_leaves_its_row_and_another_one_gets_the_message(bank:
         wait_until(lambda: len(bank.did()) == 1, 60, what=consumer.said)
 
         assert found.name in [one.name for one in rows()]
+
+
+def test_a_consumer_that_loses_the_broker_writes_when_it_did(bank: Bank) -> None:
+    known = urlsplit(bank.url)
+    with closing(Proxy(known.port or 5672)) as proxy:
+        far = replace(bank, url=bank.url.replace(f":{known.port or 5672}/", f":{proxy.port}/"))
+        with far.consuming() as consumer:
+            assert row().lost_at is None
+            before = timezone.now()
+            proxy.refuse()
+            lost = row(lambda one: not one.connected)
+            later = row(lambda one: one.beat_at > lost.beat_at)
+            proxy.accept()
+            again = row()
+            assert consumer.stopped() == 0
+
+    assert lost.lost_at is not None
+    assert before - timedelta(seconds=1) < lost.lost_at <= lost.beat_at
+    # A later try to connect does not move it.
+    assert later.lost_at is not None
+    assert abs(later.lost_at - lost.lost_at) < timedelta(milliseconds=100)
+    assert again.lost_at is None
 
 
 def test_handlers_that_outlast_the_shutdown_leave_the_row_with_their_messages(bank: Bank) -> None:
