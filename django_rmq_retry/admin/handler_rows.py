@@ -24,7 +24,7 @@ BASIC = ("ready", "consumers")
 RATES = ("arriving", "leaving")
 COLUMNS = {
     "ready": gettext_lazy("Ready"),
-    "waiting": gettext_lazy("Waiting for retry"),
+    "waiting": gettext_lazy("Waiting until due"),
     "quarantine": gettext_lazy("In quarantine"),
     "parked": gettext_lazy("Parked"),
     "unacked": gettext_lazy("Unacked"),

@@ -45,7 +45,8 @@ KINDS_OF_STOPPED = {Flow.PAUSED: "on-hold", Flow.OPEN: "parked", Flow.PROBING: "
 
 def badge(condition: Condition, text: Any = None) -> tuple[str, str, Any]:
     """Return kind, sign and text of a badge, which is the condition's word or that of one of its problems."""
-    return KINDS[condition.severity], condition.sign, condition.word if text is None else text
+    kind = "waiting" if condition is Condition.WAITING else KINDS[condition.severity]
+    return kind, condition.sign, condition.word if text is None else text
 
 
 def read_if_open(states: Iterable[QueueState]) -> frozenset[str] | None:

@@ -36,7 +36,8 @@ class Condition(Enum):
     PARKED = "parked", Severity.WARNING
     """The database has messages that failed in it, whatever is known of the queue itself."""
     UNKNOWN = "unknown", Severity.INFORMATION
-    RETRYING = "retrying", Severity.WARNING
+    WAITING = "waiting", Severity.INFORMATION
+    """Messages wait until they are due: retries, or what was published with a delay; the broker does not tell which."""
     RUNNING = "running", Severity.INFORMATION
 
     @property
@@ -76,7 +77,7 @@ class Condition(Enum):
             cls.NOTED: any(one.milder for one in queues),
             cls.PARKED: parked > 0,
             cls.UNKNOWN: not current or all(one.level.consumers is None for one in queues),
-            cls.RETRYING: waiting > 0,
+            cls.WAITING: waiting > 0,
         }
         return next((condition for condition, held in holds.items() if held), cls.RUNNING)
 
@@ -89,7 +90,7 @@ _SHOWN: Mapping[Condition, tuple[str, Any]] = {
     Condition.NOTED: ("!", ""),
     Condition.UNKNOWN: ("\N{EN DASH}", ""),
     Condition.PARKED: ("!", _("parked")),
-    Condition.RETRYING: ("!", pgettext_lazy("queue", "retrying")),
+    Condition.WAITING: ("…", pgettext_lazy("queue", "waiting")),
     Condition.RUNNING: ("✓", _("OK")),
 }
 """The sign of each condition, by its severity where somebody may have to act, and its word."""

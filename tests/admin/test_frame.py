@@ -365,7 +365,7 @@ def test_the_live_status_counts_parked_and_waiting_messages(page: Client) -> Non
 
     assert "Parked in 10 minutes 1" in text
     assert "Parked 2" in text
-    assert re.search(r"Waiting for retry 1 next in [45] min", text)
+    assert re.search(r"Waiting until due 1 next in [45] min", text)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -124,7 +124,7 @@ def test_what_waits_in_an_abandoned_waiting_queue_counts_on_both_pages(
     made.broker_seen(monkeypatch, work, abandoned)
 
     assert "Send the 3 waiting now…" in Page(page.get(QUEUES)).text
-    assert "Waiting for retry 3" in Page(page.get(STATUS)).text
+    assert "Waiting until due 3" in Page(page.get(STATUS)).text
 
 
 def test_a_pause_needs_a_reason_in_the_admin_and_in_the_shell(page: Client) -> None:

@@ -209,12 +209,13 @@ def test_a_process_that_is_stopping_takes_no_messages_and_is_not_counted() -> No
     assert run("rmq_status").lines[-1][0].startswith("Consumers 1 · ")
 
 
-def test_a_queue_whose_messages_wait_for_a_retry_is_not_ok() -> None:
+def test_a_queue_whose_messages_wait_until_they_are_due_is_neither_ok_nor_in_trouble() -> None:
+    """A reminder that was published with a delay was shown as "! retrying"."""
     work = Level(queue="payments.charge", role=Role.WORK, ready=0, consumers=1)
     waits = Level(queue="payments.charge.retry.30s", role=Role.WAITING, ready=2, consumers=0)
     seen = BrokerStatus.of(Health(survey=None, gauged=Gauged(levels=(work, waits), api_set=False)))
 
-    assert [state(seen, row) for row in seen.rows] == [("! retrying", "WARNING"), ("✓ OK", "")]
+    assert [state(seen, row) for row in seen.rows] == [("… waiting", ""), ("✓ OK", "")]
 
 
 def test_a_queue_with_parked_messages_is_not_folded_among_those_that_are_ok() -> None:

@@ -14,9 +14,11 @@ HALTED, HALTED_LONG = Problem(code=Code.HALTED, subject="q"), Problem(code=Code.
 READ: dict[str, Any] = {"ready": 0, "consumers": 1}
 SIGNS = {Severity.ERROR: "✕", Severity.WARNING: "!", Severity.INFORMATION: "✓"}
 
+OF_THEIR_OWN = (Condition.STOPPED, Condition.UNKNOWN, Condition.WAITING)
+"""Those whose sign is not that of their severity."""
 CONDITIONS: list[tuple[dict[str, Any], dict[str, Any], Condition]] = [
     (READ, {}, Condition.RUNNING),
-    (READ, {"waiting": 1}, Condition.RETRYING),
+    (READ, {"waiting": 1}, Condition.WAITING),
     (READ, {"waiting": 1, "parked": 1}, Condition.PARKED),
     ({"ready": 0, "consumers": 0}, {"waiting": 1}, Condition.NOTED),
     ({"ready": 0, "consumers": 0, "unacked": 2}, {}, Condition.NOTED),
@@ -51,6 +53,6 @@ def test_only_errors_are_red() -> None:
     assert red == [Condition.FAULTY, Condition.HALTED_LONG]
 
 
-@pytest.mark.parametrize("condition", [one for one in Condition if one not in (Condition.STOPPED, Condition.UNKNOWN)])
+@pytest.mark.parametrize("condition", [one for one in Condition if one not in OF_THEIR_OWN])
 def test_the_sign_of_a_condition_is_that_of_its_severity(condition: Condition) -> None:
     assert condition.sign == SIGNS[condition.severity]
