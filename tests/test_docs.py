@@ -152,7 +152,7 @@ def test_every_check_that_is_documented_exists() -> None:
     package = ROOT / "django_rmq_retry"
     sources = "".join(path.read_text() for path in [*package.glob("checks/*.py"), package / "tasks" / "checks.py"])
 
-    assert {number for number in re.findall(r"rmq_retry\.([EWI]\d{3})", ALL) if f'"{number}"' not in sources} == set()
+    assert {number for number in re.findall(r"rmq_retry\.([EWI]\d{3})", ALL) if f'{number}"' not in sources} == set()
 
 
 def test_every_public_name_is_documented() -> None:
