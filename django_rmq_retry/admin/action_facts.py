@@ -73,7 +73,7 @@ def facts_in_words(action: OperatorAction, *, without: Collection[str] = ()) -> 
     """Yield the name and the value of each fact. Those of other software keep the names that they have."""
     odd = action.facts and not action.details
     for name, value in ({_("facts"): action.facts} if odd else action.details).items():
-        if name in without:
+        if name in without or value in ([], {}):
             continue
         yield name_in_words(name), _in_words(name, value)
 

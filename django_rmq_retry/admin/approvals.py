@@ -1,6 +1,7 @@
 """The admin of acts that wait for a second person: the list, and the page on which one is approved or rejected."""
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from itertools import accumulate
 from typing import Any
 from urllib.parse import urlencode
@@ -9,7 +10,7 @@ from django.contrib import admin, messages
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_POST
 
 from django_rmq_retry import database_clock
@@ -19,11 +20,11 @@ from django_rmq_retry.admin.contents import TEXT_LIMIT
 from django_rmq_retry.admin.decisions import discard_effect
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
 from django_rmq_retry.admin.queues import StoppedQueues
+from django_rmq_retry.admin.requests import act_and_change, act_text, in_words, standing
 from django_rmq_retry.admin.requeue_form import number_mistyped, number_to_type, targets_of
 from django_rmq_retry.conf import settings
-from django_rmq_retry.markup import counted
 from django_rmq_retry.messages.properties import decode_properties
-from django_rmq_retry.models import ApprovalRequest, ErrorGroup, GatedAct, RequestState
+from django_rmq_retry.models import ApprovalRequest, ErrorGroup, GatedAct, ParkedMessage, RequestState
 from django_rmq_retry.parked import approvals, gated_acts
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import records_alias
@@ -74,10 +75,13 @@ class ApprovalRequestAdmin(Pages):
             "approvalrequest/list.html",
             title=_("Approval requests"),
             waiting=[
-                (one, _count_now(one) if place < MOST_PREVIEWED else one.count)
-                for place, one in enumerate(approvals.open_requests())
+                (one, _count_now(one.known) if place < MOST_PREVIEWED else one.known.count)
+                for place, one in enumerate(in_words(request, ((one, 0) for one in approvals.open_requests())))
             ],
-            decided=[(one, one.state_at(now), _count_done(one)) for one in known],
+            decided=[
+                (one, _state(one.known, now, looked_up=place < MOST_PREVIEWED), _count_done(one.known))
+                for place, one in enumerate(in_words(request, ((one, 0) for one in known)))
+            ],
             used=bool(settings().four_eyes),
         )
 
@@ -141,16 +145,19 @@ class ApprovalRequestAdmin(Pages):
         stuck = known.state == RequestState.APPROVED
         shown = _SHOWN[known.act](request, known, wish) if waits or stuck else {}
         some = shown.get("messages_now", _count_done(known)) if waits else _count_done(known)
-        title = _("%(request)s: %(act)s") % {"request": known, "act": _act(known, some)}
+        what, change = act_and_change(request, known)
+        title = _("%(request)s: %(act)s")
         return self.page(
             request,
             "approvalrequest/request.html",
-            title=title,
+            title=title % {"request": known, "act": what if some == known.count else act_text(known, some)},
             status=422 if wrong else 200,
             known=known,
             some=some,
             destroys=known.act == GatedAct.DISCARD,
-            state=known.state_at(now),
+            state=standing(known, known.state_at(now)),
+            what=what,
+            change=change,
             waits=waits,
             stuck=stuck,
             mine=mine,
@@ -163,7 +170,8 @@ class ApprovalRequestAdmin(Pages):
             wrong={"all": wrong} if wrong else {},
             typed=request.POST,
             asks=True,
-            button=_("Approve: %(act)s") % {"act": _act(known, shown.get("messages_now", known.count))},
+            button=_("Approve: %(act)s") % {"act": act_text(known, shown.get("messages_now", known.count))},
+            edited=_edited(request, wish) if known.act == GatedAct.EDIT else None,
             number_to_type=0 if mine or not waits else number_to_type(shown.get("messages_now", 0)),
             **{"left": NOTHING_LEFT_OUT, **shown},
         )
@@ -187,14 +195,15 @@ def _group(request: HttpRequest, wish: Wish) -> int | None:
     return None if refusal(request, "view_group") or not named.exists() else groups[0]
 
 
-def _act(known: ApprovalRequest, count: int) -> str:
-    """Return what is done with so many messages, as the button of the act itself says it."""
-    texts: dict[str, str] = {
-        GatedAct.DISCARD: ngettext("Discard %(count)d message", "Discard %(count)d messages", count),
-        GatedAct.REQUEUE: ngettext("Requeue %(count)d message", "Requeue %(count)d messages", count),
-        GatedAct.EDIT_MANY: ngettext("Edit %(count)d message", "Edit %(count)d messages", count),
-    }
-    return counted(texts[known.act], count=count) if known.act in texts else known.get_act_display()
+def _edited(request: HttpRequest, wish: Wish) -> ParkedMessage | None:
+    """Return the message of an edit, to link to it; None if it is gone, or the user may not see it."""
+    message = gated_acts.EDIT.message(wish)
+    return None if message is None or refusal(request, "view", message=message) else message
+
+
+def _state(known: ApprovalRequest, now: datetime, *, looked_up: bool) -> str:
+    """Return the state of an ended request; what became of its messages only of the newest requests."""
+    return standing(known, known.state_at(now)) if looked_up else known.state_at(now)
 
 
 def _count_done(known: ApprovalRequest) -> int:
@@ -308,7 +317,6 @@ def _edit_many(request: HttpRequest, _known: ApprovalRequest, wish: Wish) -> Con
     meant = [one for one in results if not one.why]
     return {
         "part_of_act": "edit_many",
-        "change": act.change(wish),
         "meant": meant,
         "taken": taken_keys(request, others_of(meant)),
         "left_edits": [(one, bool(refusal(request, "view", message=one.message))) for one in results if one.why],

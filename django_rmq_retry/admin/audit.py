@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from urllib.parse import urlencode
@@ -24,9 +25,11 @@ from django_rmq_retry.admin.labels import column, labelled, one_short_line
 from django_rmq_retry.admin.message_list import CappedPaginator, counted_as
 from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.markup import NOTHING, count_or_dash, counted, time_exact, visible
-from django_rmq_retry.models import Action, ErrorGroup, OperatorAction
+from django_rmq_retry.models import Action, ApprovalRequest, ErrorGroup, OperatorAction, ParkedMessage
 from django_rmq_retry.models.audit import MESSAGES
 from django_rmq_retry.parked.audit import acts_on, messages_named
+from django_rmq_retry.parked.edit import changes_in_one_line, stored_changes
+from django_rmq_retry.parked.edit_many import PathChange
 from django_rmq_retry.parked.key_lists import keys_of, unmatched_when_stored
 from django_rmq_retry.parked.key_text import text_of_keys
 from django_rmq_retry.parked.operators import has_own_rules
@@ -224,6 +227,10 @@ class OperatorActionAdmin(Pages):
         records = self._records(ranges) if RANGES.fullmatch(ranges) else ""
         version = action.details.get("version") if action.action == Action.EDIT and action.message is not None else None
         said = _said(action) | ({MESSAGES} if records else set()) | ({"version"} if version else set())
+        asked, change = self._asked(request, action), _change(request, action)
+        said |= ({"request"} if asked else set()) | ({"change"} if change else set())
+        # By hand chosen messages are the record numbers.
+        said |= {"selection"} if records and _inside(action.details, "selection").get("ids") else set()
         title = _("%(action)s by %(name)s") % {"action": action.get_action_display(), "name": action.who}
         return self.page(
             request,
@@ -232,6 +239,8 @@ class OperatorActionAdmin(Pages):
             action=action,
             facts=list(facts_in_words(action, without=said)),
             version=version,
+            asked=asked,
+            change=change,
             records=records,
             unmatched=unmatched[:MOST_KEYS_NAMED],
             more_unmatched=len(unmatched) > MOST_KEYS_NAMED,
@@ -240,6 +249,15 @@ class OperatorActionAdmin(Pages):
             why=labels.action_reason(action),
             listed=[(title, self._keys(request, keys)) for title, keys in _listed(action)],
         )
+
+    def _asked(self, request: HttpRequest, action: OperatorAction) -> SafeString | str:
+        """Return the request that an action asked for, or followed from, with a link if it is still there."""
+        number = action.details.get("request")
+        known = ApprovalRequest.objects.filter(pk=number).first() if isinstance(number, int) else None
+        if known is None:
+            return ""
+        linked = not refusal(request, "view_request")
+        return self._link("approvalrequest", known.pk, str(known)) if linked else str(known)
 
     def _keys(self, request: HttpRequest, keys: Sequence[str]) -> SafeString | str:
         """Return the keys as a list to paste, the first with links to their messages, for a user who may see them."""
@@ -264,6 +282,23 @@ class OperatorActionAdmin(Pages):
         ]
         more = ["…"] if len(spans) > MOST_SPANS_LINKED else []
         return format_html_join(" ", "{}", ((one,) for one in [*shown, *more]))
+
+
+def _change(request: HttpRequest, action: OperatorAction) -> str:
+    """Return in one line what an edit changed, for who may see the message; empty of another action."""
+    version, change = action.details.get("version"), action.details.get("change")
+    if action.action != Action.EDIT or refusal(request, "view", "view_payload"):
+        return ""
+    if isinstance(change, Mapping):
+        # The log has no confidential values.
+        with suppress(TypeError, ValueError):
+            return PathChange(**change).sentence
+    if not isinstance(version, int) or action.message is None:
+        return ""
+    message = ParkedMessage.objects.filter(pk=action.message).first()
+    if message is None or refusal(request, "view", "view_payload", message=message):
+        return ""
+    return changes_in_one_line(stored_changes(message, version))
 
 
 def _list_of(action: OperatorAction) -> tuple[int, int]:

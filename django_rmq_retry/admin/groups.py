@@ -20,6 +20,7 @@ from django_rmq_retry.admin.cards import Card, cards_of, is_permanent, plain_wor
 from django_rmq_retry.admin.contents import body_of
 from django_rmq_retry.admin.labels import LEFT_OUT
 from django_rmq_retry.admin.pages import Button, Pages, edits, refusal, requires
+from django_rmq_retry.admin.requests import asked_for, in_words
 from django_rmq_retry.admin.timeline import activity, latest, timeline
 from django_rmq_retry.attempts.history import attempts_of
 from django_rmq_retry.markup import Count, counted
@@ -96,6 +97,9 @@ class ErrorGroupAdmin(Pages):
             last=Max("last_seen"),
             oldest=Min(Subquery(parked.order_by("parked_at").values("parked_at")[:1])),
         )
+        cards = cards_of(groups, of=int(summary["waiting"]))
+        requests = {one.pk: one for card in cards for one in card.asked_for}
+        asked_for = {one.known.pk: one for one in in_words(request, [(one, 0) for one in requests.values()])}
         return self.page(
             request,
             "errorgroup/list.html",
@@ -103,8 +107,13 @@ class ErrorGroupAdmin(Pages):
             look=broker_look.glimpse(),
             title=_("Error groups"),
             cards=[
-                (card, _ready(card.group), *self._card_buttons(request, card.group))
-                for card in cards_of(groups, of=int(summary["waiting"]))
+                (
+                    card,
+                    _ready(card.group),
+                    *self._card_buttons(request, card.group),
+                    [asked_for[one.pk] for one in card.asked_for],
+                )
+                for card in cards
             ],
             tells=not (refusal(request, "view") or operators.has_own_rules(request.user)),
             acts=self._acts(request),
@@ -151,7 +160,7 @@ class ErrorGroupAdmin(Pages):
             origins=[self._origin(request, group, origin, count) for origin, count in origins],
             under_way=under_way(parked),
             left_behind=left_behind(parked, [group.pk]),
-            asked_for=labels.asked_for(parked),
+            asked_for=asked_for(request, parked),
             opens_requests=not refusal(request, "view_request"),
             waits=waiting_for(group),
             may_send=not refusal(request, "view_run", "send_waiting"),

@@ -6,7 +6,7 @@ from typing import Any
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import label_for_field
-from django.db.models import Model, QuerySet
+from django.db.models import Model
 from django.utils.dateparse import parse_datetime
 from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
@@ -15,13 +15,11 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_lazy
 
-from django_rmq_retry.conf import settings
 from django_rmq_retry.markup import NOTHING, badge, counted, name, time_ago, visible
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, ApprovalRequest, ErrorGroup, GatedAct, OperatorAction, ParkedMessage, State
+from django_rmq_retry.models import Action, ErrorGroup, GatedAct, OperatorAction, ParkedMessage, State
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text, resolution_text
-from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.selection import EXCEPT, FIELDS, LISTED, group_numbers, worth_saying
 from django_rmq_retry.topology.declarations import Role
 from django_rmq_retry.wording import minute, number
@@ -69,11 +67,6 @@ def action_reason(action: OperatorAction) -> str:
         known = [number_format(one["rate"], 0) for one in rates if isinstance(one, Mapping) and "rate" in one]
         return " · ".join(filter(None, (action.reason, " → ".join(known))))
     return resolution_text(action.reason) if action.action == Action.DISCARD or asked else action.reason
-
-
-def asked_for(rows: QuerySet[ParkedMessage]) -> list[tuple[ApprovalRequest, int]]:
-    """Return the open requests for acts on some of these messages, each with their number."""
-    return approvals.open_requests_for(rows) if settings().four_eyes else []
 
 
 def links(addresses: Mapping[str, str]) -> list[tuple[Any, str]]:

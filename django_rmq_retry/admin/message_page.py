@@ -17,6 +17,7 @@ from django_rmq_retry.admin import labels
 from django_rmq_retry.admin.cards import plain_words
 from django_rmq_retry.admin.contents import HEADER_PLACE, body_of, heading_of
 from django_rmq_retry.admin.pages import Button, Pages, refusal, saved_as
+from django_rmq_retry.admin.requests import asked_for
 from django_rmq_retry.admin.timeline import MOST_ACTIONS_SHOWN, activity, timeline, with_reasons
 from django_rmq_retry.attempts.history import (
     NO_FAILURE,
@@ -195,7 +196,7 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
         edited_since=_edited_since(message, acts),
         restored=_restored(message, acts),
         discarded_before=discarded_before(message, next((act for act in acts if act.action == Action.DISCARD), None)),
-        asked_for=labels.asked_for(ParkedMessage.objects.filter(pk=message.pk)) if message.open else (),
+        asked_for=asked_for(request, ParkedMessage.objects.filter(pk=message.pk)) if message.open else (),
         opens_requests=not refusal(request, "view_request"),
         **neighbours,
         **history,

@@ -24,6 +24,7 @@ from django_rmq_retry.admin.choice import (
 )
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
 from django_rmq_retry.admin.queues import StoppedBadge, StoppedQueues
+from django_rmq_retry.admin.requests import asked_for
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.markup import counted
@@ -143,7 +144,7 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
         "tests_first": form.options.canary or bool(growing["growing"]),
         "under_way": _under_way(selection, found),
         "left_behind": left_behind(selection.queryset(), [group.pk for group, _count in groups]),
-        "asked_for": labels.asked_for(selection.queryset()),
+        "asked_for": asked_for(request, selection.queryset()),
         "opens_requests": not refusal(request, "view_request"),
         "token": selection.token(),
         "form": form,

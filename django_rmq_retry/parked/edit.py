@@ -37,7 +37,12 @@ from django_rmq_retry.parked.four_eyes import Wish, require_second
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.selection import Selection
 
+Change = tuple[str, str | None, str | None]
+"""A path, or a header with its prefix, with the value before and after; None for a value that is not there."""
+HEADER = "headers."
+"""How the path of a header begins."""
 SHOWN_NAMES = 5
+SHOWN_CHANGES = 3
 SHOWN_CHARACTERS = 120
 MOST_LAID_OUT = 512 * 1024
 """Longest JSON text, laid out, that an edit shows in this form, and compares by paths; longer ones take seconds."""
@@ -206,6 +211,12 @@ class Proposal:
     keys: KeyChange
     """The business keys before and after the edit."""
 
+    @property
+    def changes(self) -> list[Change]:
+        """Return what it changes: JSON values, then headers."""
+        values = [(one.path, one.before, one.after) for one in self.paths]
+        return [*values, *((f"{HEADER}{name}", *texts) for name, texts in self.headers.items())]
+
 
 def editable(message: ParkedMessage) -> str:
     """Return why a message cannot be edited; empty if it can. By default no message can be edited."""
@@ -317,6 +328,34 @@ def proposed(message: ParkedMessage, *, body: bytes, properties: bytes) -> Propo
     except UndecodableHeaders:
         headers = {}
     return _examined(message, original, body.decode(errors="replace"), raw=properties, headers=headers, refused=[])
+
+
+def stored_changes(message: ParkedMessage, number: int) -> list[Change]:
+    """Return what the edit changed that stored this version of a message; two queries."""
+    stored = list(message.versions.filter(number__in=(number - 1, number)).order_by("number"))
+    if not stored or stored[-1].number != number:
+        return []
+    before, after = (message if len(stored) == 1 else stored[0]), stored[-1]
+    texts = [bytes(one.body).decode(errors="replace") for one in (before, after)]
+    values = differing(*texts) if all(laid_out(text) is not None for text in texts) else []
+    try:
+        headers = _differing_headers(*(decode_properties(bytes(one.properties)).headers for one in (before, after)))
+    except UndecodableHeaders:
+        headers = {}
+    return [*values, *((f"{HEADER}{name}", *change) for name, change in headers.items())]
+
+
+def changes_in_one_line(changes: Sequence[Change]) -> str:
+    """Return changes as a line such as ``amount: "8,50" → "8.50"``; of many only the first ones."""
+    shown = [
+        f"{path}: {_value(before, _('added'))} → {_value(after, _('removed'))}"
+        for path, before, after in changes[:SHOWN_CHANGES]
+    ]
+    return ", ".join([*shown, *(["…"] if len(changes) > SHOWN_CHANGES else [])])
+
+
+def _value(text: str | None, otherwise: str) -> str:
+    return otherwise if text is None else short(text, SHOWN_CHARACTERS)
 
 
 def _differing_headers(before: Headers, after: Headers) -> dict[str, tuple[str, str]]:

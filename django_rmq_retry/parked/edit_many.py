@@ -22,7 +22,16 @@ from django_rmq_retry.models import Action, GatedAct, MessageVersion, ParkedMess
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import locked_messages, records_alias, transaction_of
-from django_rmq_retry.parked.edit import Proposal, check_json, editable, editable_text, next_version, propose, rows
+from django_rmq_retry.parked.edit import (
+    HEADER,
+    Proposal,
+    check_json,
+    editable,
+    editable_text,
+    next_version,
+    propose,
+    rows,
+)
 from django_rmq_retry.parked.edited_keys import Others, check_free, equal_names, key_facts, others_with, store_keys
 from django_rmq_retry.parked.four_eyes import Wish, require_second
 from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Refused
@@ -31,7 +40,6 @@ from django_rmq_retry.parked.selection import Selection
 MOST_EDITED = 500
 MOST_EDITED_BYTES = 16 * 1024 * 1024
 """Largest total size of the bodies that are edited at once."""
-HEADER = "headers."
 MOST_PATHS = 200
 """The most paths of a body that a form offers, and that are compared with a mistyped one."""
 
@@ -77,6 +85,17 @@ class PathChange:
                 "text": json.dumps(self.value, ensure_ascii=False)
             }
         return ""
+
+    @property
+    def sentence(self) -> str:
+        """Return the change in one line, without confidential values, such as ``amount: "," → ".", as a number``."""
+        if self.act == Act.REMOVE:
+            return f"{self.path}: {_('removed')}"
+        value = self.shown(self.value)
+        texts = [f"{self.path} = {value}"] if self.act == Act.SET else []
+        if self.act == Act.REPLACE:
+            texts = [f"{self.path}: “{self.shown(self.find)}” → “{value}”"] if self.find else [self.path]
+        return ", ".join([*texts, *([_("as a number")] if self.number else [])])
 
     def facts(self) -> dict[str, object]:
         """Return the change for the audit log, without confidential values."""

@@ -117,6 +117,18 @@ WHAT_IS_DONE = {
     "editing_many": "99.00",
     "closing": "The breaker is closed and the queue is consumed again.",
 }
+WHAT_IS_ASKED = {
+    "discarding": "Discard 2 messages .",
+    "requeueing": "Requeue 2 messages .",
+    "editing": "Edit PAY-1 ( amount: 100.00 → 99.00 ).",
+    "editing_many": "Edit 2 messages ( amount = 99.00 ).",
+}
+BECAME = {
+    "requeueing": "Approved: Sending, 0 of 2 sent, 0 processed, 0 failed again",
+    "editing": "Approved: stored, not sent yet",
+    "editing_many": "Approved: 2 stored, not sent yet",
+}
+"""What the list says of approved acts that are not over when they are approved."""
 each_act = pytest.mark.parametrize("asking", [discarding, requeueing, editing, editing_many, closing])
 
 
@@ -149,7 +161,7 @@ def test_a_button_asks_and_a_second_person_approves(asking: Asking, ann: User, b
     assert WHAT_IS_DONE[name] in Page(page).text
     assert (before, approved.status_code, done()[name]) == (False, 200, True)
     assert "is approved." in Page(approved).text
-    assert "Approved and carried out" in lists
+    assert BECAME.get(name, "Approved and carried out") in lists
     assert "Nothing waits for a second person." in lists
 
 
@@ -362,11 +374,11 @@ def test_the_page_of_a_message_names_the_request_that_waits(asking: Asking, ann:
     press(second, second.get(asked), "Reject", remark="paid already")
     later = Page(second.get(f"{ADMIN}parkedmessage/{one.pk}/change/")).text
 
-    assert "ann asked a second person, " in page.text
-    assert f": {request.get_act_display()}, {request.count} message" in page.text
+    assert f"ann asks for: {WHAT_IS_ASKED[asking.__name__]}" in page.text
     assert request.reason_in_words in page.text
+    assert "It has waited for a second person since " in page.text
     assert page.links[f"Request {request.pk}"] == asked
-    assert "asked a second person" not in unasked + later
+    assert "asks for" not in unasked + later
 
 
 def test_the_page_of_a_message_names_a_request_by_a_filter_for_its_members_only(ann: User, bob: User) -> None:
@@ -375,7 +387,7 @@ def test_the_page_of_a_message_names_a_request_by_a_filter_for_its_members_only(
     made.asked(lambda actor: discard(chosen, actor, category="test"), actor_of(ann))
     later = made.message(some[0].group)
     named = [
-        "ann asked a second person" in Page(client_of(bob).get(f"{ADMIN}parkedmessage/{one.pk}/change/")).text
+        "ann asks for" in Page(client_of(bob).get(f"{ADMIN}parkedmessage/{one.pk}/change/")).text
         for one in (*some, later)
     ]
 
@@ -397,9 +409,9 @@ def test_group_card_and_preview_name_the_request_that_waits(ann: User, page: Cli
     others = [f"{group}{other.group_id}/change/", f"{preview}{other.group_id}"]
 
     for text in texts:
-        assert text.count("ann asked a second person, ") == 1
-        assert ": Discard, 2 messages. Test Request 1" in text
-    assert not any("asked a second person" in Page(page.get(place, follow=True)).text for place in others)
+        assert text.count("ann asks for: Discard 2 messages") == 1
+        assert ". Test. It has waited for a second person since " in text
+    assert not any("asks for" in Page(page.get(place, follow=True)).text for place in others)
 
 
 def test_the_finding_on_parked_messages_names_the_request_that_is_to_discard_them(ann: User, page: Client) -> None:
@@ -461,6 +473,62 @@ def test_list_and_page_say_how_many_of_its_messages_are_left(
     assert "rmq-danger" not in content
 
 
+def test_an_edit_that_waits_and_one_that_was_approved_show_their_change_in_one_line(ann: User, bob: User) -> None:
+    address = editing(client_of(ann))
+    second = client_of(bob)
+    waits, listed = Page(second.get(address)).text, Page(second.get(REQUESTS)).text
+    press(second, second.get(address), "Approve")
+    over = Page(second.get(address))
+    act = Page(second.get(f"{ADMIN}operatoraction/{OperatorAction.objects.get(action='edit').pk}/change/"))
+
+    for text in (waits, listed, over.text, act.text):
+        assert "amount: 100.00 → 99.00" in text
+    assert "Request 1: Edit PAY-1" in waits
+    assert over.links["PAY-1"] == f"{ADMIN}parkedmessage/{ParkedMessage.objects.order_by('pk')[0].pk}/change/"
+    assert act.links["Request 1"] == address
+
+
+@pytest.mark.parametrize(
+    ("state", "sent", "became"),
+    [
+        (State.PARKED, False, "stored, not sent yet"),
+        (State.ON_HOLD, False, "stored, not sent yet"),
+        (State.REQUEUEING, True, "being sent"),
+        (State.REQUEUED, True, "sent, its outcome is not known yet"),
+        (State.PROCESSED, True, "processed"),
+        (State.PARKED, True, "sent, and failed again"),
+        (State.DISCARDED, False, "discarded"),
+    ],
+)
+def test_an_approved_edit_says_what_became_of_its_message(
+    ann: User, bob: User, state: State, became: str, *, sent: bool
+) -> None:
+    """ "Approved and carried out" stood there, and nothing had been sent."""
+    address = editing(client_of(ann))
+    second = client_of(bob)
+    press(second, second.get(address), "Approve")
+    later = timezone.now() + timedelta(seconds=1)
+    ParkedMessage.objects.filter(version=2).update(state=state, requeued_at=later if sent else None)
+
+    for place_of_it in (address, REQUESTS):
+        assert f"Approved: {became}" in Page(second.get(place_of_it)).text
+
+
+def test_what_an_edit_changes_is_shown_to_nobody_who_may_not_see_the_body(ann: User) -> None:
+    editing(client_of(ann))
+    reader = client_of(made.person("reader", "view_approvalrequest", "view_parkedmessage"))
+    one = ParkedMessage.objects.order_by("pk")[0]
+    pages = [
+        REQUESTS,
+        f"{REQUESTS}{ApprovalRequest.objects.get().pk}/change/",
+        f"{ADMIN}parkedmessage/{one.pk}/change/",
+    ]
+
+    for text in (Page(reader.get(place)).text for place in pages):
+        assert "Edit PAY-1" in text
+        assert "99.00" not in text
+
+
 def test_the_act_of_a_request_shows_one_seal(ann: User, page: Client) -> None:
     discarding(client_of(ann))
     asked = OperatorAction.objects.get(action="ask")
@@ -475,7 +543,7 @@ def test_a_preview_says_how_many_of_its_messages_a_request_is_about(ann: User, b
     made.asked(lambda actor: discard(Selection.of_ids([one.pk for one in some]), actor, category="test"), actor_of(ann))
     preview = client_of(bob).get(f"{ADMIN}requeuerun/preview/", {"sel": made.selected(some[0])})
 
-    assert "Discard, 2 messages. Test Request 1 (1 of these)" in Page(preview).text
+    assert "ann asks for: Discard 2 messages , 1 of these. Test." in Page(preview).text
 
 
 def test_who_may_see_no_requests_learns_of_one_without_a_link(ann: User) -> None:
@@ -486,5 +554,5 @@ def test_who_may_see_no_requests_learns_of_one_without_a_link(ann: User) -> None
         )
     )
 
-    assert "ann asked a second person" in page.text
+    assert "ann asks for" in page.text
     assert [address for address in page.links.values() if "approvalrequest" in address] == []
