@@ -1,14 +1,14 @@
 """The timeline of a message, its tracebacks and the activity of operators."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Case, F, JSONField, Q, Subquery, Value, When
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq_retry.admin import labels
 from django_rmq_retry.attempts.history import NO_FAILURE, handlings
@@ -142,6 +142,8 @@ class TimelineEvent:
     """The address of the attempt's spans in the tracing system."""
     run: int | None = None
     open: bool = False
+    same: tuple["TimelineEvent", ...] = ()
+    """Attempts, newest first, that failed with the error of the attempt above them; each with its wait as text."""
 
     @property
     def sign(self) -> str:
@@ -161,7 +163,44 @@ def timeline(
     again = handlings(attempts)[1:]
     for place, attempt in enumerate(attempts):
         events += _attempt(attempt, newest=place == 0, again=attempt in again)
-    return sorted(events, key=lambda event: event.at, reverse=True)
+    return list(_folded(sorted(events, key=lambda event: event.at, reverse=True)))
+
+
+def _folded(events: Iterable[TimelineEvent]) -> Iterator[TimelineEvent]:
+    """Put attempts together that follow one with the same error: only what differs is worth reading."""
+    last: TimelineEvent | None = None
+    waits: list[TimelineEvent] = []
+    same: list[TimelineEvent] = []
+    for event in events:
+        if event.kind == "waited":
+            waits.append(event)
+            continue
+        if last is not None and _fails_alike(last, event):
+            same.append(replace(event, text=" ".join(wait.title for wait in waits), open=False))
+        else:
+            yield from _put_together(same)
+            yield from waits
+            yield event
+            last, same = (event if event.kind == "failed" else None), []
+        waits = []
+    yield from _put_together(same)
+    yield from waits
+
+
+def _fails_alike(one: TimelineEvent, other: TimelineEvent) -> bool:
+    cycles = {event.attempt.cycle for event in (one, other) if event.attempt is not None}
+    return other.kind == "failed" and one.text == other.text and len(cycles) == 1
+
+
+def _put_together(same: Sequence[TimelineEvent]) -> Iterator[TimelineEvent]:
+    if not same:
+        return
+    numbers = sorted(event.attempt.number for event in same if event.attempt is not None)
+    first, last = numbers[0], numbers[-1]
+    in_row = len(numbers) > 2 and last - first == len(numbers) - 1  # noqa: PLR2004 - two are named
+    shown = f"{first}-{last}" if in_row else ", ".join(map(str, numbers))
+    title = ngettext("Attempt %(numbers)s: same error", "Attempts %(numbers)s: same error", len(numbers))
+    yield TimelineEvent(at=same[0].at, kind="failed", title=title % {"numbers": shown}, same=tuple(same))
 
 
 def _own(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[TimelineEvent]:

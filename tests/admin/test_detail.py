@@ -54,7 +54,46 @@ def test_the_message_page_shows_each_attempt_with_its_time(page: Client, setting
     assert "Attempt 5 failed payments.main · worker-3:812 · 30.0 s · a1b2c3" in text
     assert "Next attempt after 3 min 30 s" in text
     assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in text
-    assert text.index("Attempt 5 failed") < text.index("Attempt 1 failed") < text.index("Published")
+    assert text.index("Attempt 5 failed") < text.index("Attempts 1-4: same error") < text.index("Published")
+
+
+def test_attempts_with_the_error_of_the_one_above_are_folded_and_others_shown_in_full(page: Client) -> None:
+    """Ten equal attempts hid the one that had failed in another way."""
+    one = made.message(business_key="PAY-1", attempts=6)
+    for number in range(1, 7):
+        made.attempt(one, number, error_text="503 Service Unavailable" if number == 4 else one.error_text)
+    text = Page(page.get(address_of(one))).text
+    events = ["Attempt 6 failed", "Attempt 5: same error Show it", "Attempt 4 failed", "503 Service Unavailable"]
+    events += ["Attempt 3 failed", "Attempts 1, 2: same error Show all 2", "Published"]
+    places = [text.index(event) for event in events]
+
+    assert places == sorted(places)
+    assert text.count("GatewayTimeout: no answer within 30 s Traceback") == 2
+    # What is folded is all there.
+    assert text.count("Full traceback") == text.count("Log lines INFO payments: posting order 17") == 6
+    assert text.count("Next attempt after 3 min 30 s") == 5
+
+
+@pytest.mark.parametrize("between", ["requeued", "handled"])
+def test_attempts_are_not_folded_over_what_happened_between_them(page: Client, between: str) -> None:
+    one = made.message(business_key="PAY-1", attempts=1)
+    made.attempt(one, 1, at=one.parked_at - timedelta(hours=2))
+    if between == "handled":
+        made.attempt(one, 1, at=one.parked_at - timedelta(hours=1), verdict="ack", error="", error_text="", chain=[])
+    made.attempt(one, 1, cycle=2 if between == "requeued" else 1)
+    text = Page(page.get(address_of(one))).text
+
+    assert text.count("Attempt 1 failed") == 2
+    assert "same error" not in text
+
+
+def test_the_body_stands_beside_the_timeline_before_the_details(page: Client) -> None:
+    """It stood below both, on the second screen."""
+    one = made.message(business_key="PAY-1")
+    text = page.get(address_of(one)).content.decode()
+    places = [text.index(f'id="rmq-{name}"') for name in ("timeline", "body", "facts", "headers", "activity")]
+
+    assert places == sorted(places)
 
 
 def handled(one: ParkedMessage, verdict: str, minute: int, **fields: Any) -> None:

@@ -193,7 +193,7 @@ def test_the_page_of_a_group_shows_its_newest_message_with_its_body_and_its_atte
     assert "Newest message PAY-NEW no route to the bank" in whole.text
     assert whole.links["PAY-NEW"].endswith(f"/parkedmessage/{one.pk}/change/")
     assert "DE89370400440532013000" in whole.text
-    assert whole.text.index("Attempt 5 failed") < whole.text.index("Attempt 4 failed")
+    assert whole.text.index("Attempt 5 failed") < whole.text.index("Attempt 4: same error")
     assert ("12345678901234567890" in support, "DE89370400440532013000" in support) == (True, False)
     assert "PAY-NEW" not in looker
     assert "no route to the bank" not in looker

@@ -261,7 +261,7 @@ def test_main_tasks_work_under_a_nonce_only_csp(sit: Sit) -> None:
     lead.click("Activity")
 
     assert lead.page.locator("#rmq-activity").is_visible()
-    assert not lead.page.locator("#rmq-body").is_visible()
+    assert not lead.page.locator("#rmq-headers").is_visible()
     assert colour == "16px"
     assert lead.complaints == []
 
