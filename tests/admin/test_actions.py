@@ -385,7 +385,7 @@ def test_a_card_shows_one_button_and_has_the_others_in_a_menu(page: Client) -> N
         made.message(cause)
     made.message(alone)
     cards = page.get("/admin/rmq_retry/errorgroup/").context["cards"]
-    labels = {card.group: [[one.label for one in some] for some in buttons] for card, _ready, *buttons in cards}
+    labels = {card.group: [[one.label for one in some] for some in buttons] for card, _ready, *buttons, _asked in cards}
 
     assert labels[cause] == [["Requeue one, then the others…"], ["Requeue 3…", "Hold…", "Discard 3…"]]
     assert labels[alone] == [["Requeue…"], []]

@@ -121,8 +121,10 @@ def test_pages_with_long_words_fit_each_screen(sit: Sit) -> None:
 
 
 @pytest.mark.nightly
-def test_a_printed_page_uses_the_paper_and_shows_no_button(sit: Sit) -> None:
-    lead = sit(width=794)
+@pytest.mark.parametrize("language", ["en-GB", "de", "ru"])
+def test_a_printed_page_uses_the_paper_and_shows_no_button(sit: Sit, language: str) -> None:
+    # A4 within its margins.
+    lead = sit(width=754, language=language)
     wrong = {}
     for name, address in PAGES.items():
         lead.page.emulate_media(media="screen")
