@@ -212,8 +212,8 @@ class Bank:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (takes_none, r"takes_none\(\) -> None must take one argument, the message, and no other. Write it like this:"),
-        (takes_two, r"takes_two\(message: object, other: object\) -> None must take one argument"),
+        (takes_none, r"takes_none\(\) must take one argument, the message, and no other. Write it like this:"),
+        (takes_two, r"takes_two\(message, other\) must take one argument"),
         (takes_by_name, "must take one argument, the message, and no other. Write it like this:"),
         (nested(), "must take one argument, the message, and no other. Write it like this:"),
         (Bank.charge, "A method cannot be a handler; write a function"),

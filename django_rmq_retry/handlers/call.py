@@ -146,8 +146,11 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
         # From then on they are evaluated when they are read.
         from annotationlib import Format  # noqa: PLC0415 - new in 3.14
 
-        return inspect.signature(function, annotation_format=Format.STRING)
-    return inspect.signature(function)
+        whole = inspect.signature(function, annotation_format=Format.STRING)
+    else:
+        whole = inspect.signature(function)
+    bare = [one.replace(annotation=inspect.Parameter.empty) for one in whole.parameters.values()]
+    return whole.replace(parameters=bare, return_annotation=inspect.Signature.empty)
 
 
 def never_ran(answer: object) -> bool:
