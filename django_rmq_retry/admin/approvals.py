@@ -46,6 +46,7 @@ MOST_PREVIEWED = 10
 MOST_PREVIEWED_MESSAGES = 10_000
 MOST_PATHS = 100
 NOTHING_LEFT_OUT = LeftOut()
+INDEXES = ("index", "app_list")
 CHANGED = gettext_lazy("Nothing is done: the message has changed since this was asked for.")
 
 Context = dict[str, Any]
@@ -56,8 +57,12 @@ class ApprovalRequestAdmin(Pages):
     sees = "view_request"
 
     def get_model_perms(self, request: HttpRequest) -> dict[str, bool]:
-        """Hide the list from the index where no act needs a second person."""
-        return super().get_model_perms(request) if settings().four_eyes else {}
+        """Hide the list where no act needs a second person, and nothing waits for one since that was decided."""
+        match = request.resolver_match
+        # Other pages have it in their sidebar, and a query for it on each of them would only find nothing.
+        on_index = match is not None and match.url_name in INDEXES
+        used = settings().four_eyes or (on_index and approvals.open_requests().exists())
+        return super().get_model_perms(request) if used else {}
 
     def own_urls(self) -> list[URLPattern]:
         return [

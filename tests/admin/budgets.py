@@ -25,7 +25,7 @@ BUDGETS = {
     "requeuerun/preview/?sel={filtered}": 14,
     "requeuerun/waiting/?queue=payments.main": 2,
     "operatoraction/": 3,
-    "livestatus/": 20,
+    "livestatus/": 23,
     "blockedkey/": 3,
     "outboxmessage/": 2,
     "outboxmessage/{row}/change/": 1,
@@ -37,8 +37,9 @@ BUDGETS = {
 """The most queries of each page. A preview counts, looks for duplicates, and has one more for each of its findings:
 here are two, one for groups that grow, one for the runs that were stopped, and one for the queues that are paused or
 stopped by their breaker; each run that still has to send something needs two more, and one on the live status. This
-has one more while messages fail. A search that finds nothing also looks for keys that are alike. The page of consumers
-has a second query for the messages that dead processes had in flight."""
+has one more while messages fail, and two while a request waits for a second person. A search that finds nothing also
+looks for keys that are alike. The page of consumers has a second query for the messages that dead processes had in
+flight."""
 _NUMBER = re.compile(r"\{\w+\}|\d+")
 
 

@@ -24,6 +24,7 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.parked import key_lists
 from django_rmq_retry.parked.actions import discard
+from django_rmq_retry.parked.approvals import mark
 from django_rmq_retry.parked.selection import EXCEPT, Selection
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of, is_north
@@ -348,10 +349,30 @@ def test_where_no_act_needs_a_second_person_the_index_does_not_name_it(page: Cli
 def test_requests_that_still_wait_are_listed_without_four_eyes(ann: User, page: Client, settings: Any) -> None:
     discarding(client_of(ann))
     settings.RMQ_RETRY = {name: value for name, value in settings.RMQ_RETRY.items() if name != "FOUR_EYES"}
-    shown = Page(page.get(REQUESTS))
+    request = ApprovalRequest.objects.get()
+    shown, status, index = (Page(page.get(address)) for address in (REQUESTS, f"{ADMIN}livestatus/", ADMIN))
 
-    assert str(ApprovalRequest.objects.get()) in shown.links
-    assert "no act needs a second person" not in shown.text
+    assert str(request) in shown.links
+    assert "In this project no act needs a second person" not in shown.text
+    assert "No act needs a second person any more (setting FOUR_EYES)." in shown.text
+    assert f"{REQUESTS}{request.pk}/change/" in status.links.values()
+    assert REQUESTS in index.links.values()
+
+
+def test_what_was_asked_for_before_four_eyes_ended_is_still_decided_by_another(
+    ann: User, page: Client, settings: Any
+) -> None:
+    own = client_of(ann)
+    discarding(own)
+    settings.RMQ_RETRY = {name: value for name, value in settings.RMQ_RETRY.items() if name != "FOUR_EYES"}
+    address = f"{REQUESTS}{ApprovalRequest.objects.get().pk}"
+    alone = own.post(f"{address}/approve/", {"seen": mark(ApprovalRequest.objects.get())})
+    rejected = page.post(f"{address}/reject/", {"remark": "was paid already"})
+
+    assert "Another person has to approve it." in Page(alone).text
+    assert (rejected.status_code, ApprovalRequest.objects.get().state) == (302, "rejected")
+    assert ParkedMessage.objects.filter(state="discarded").count() == 0
+    assert "approvalrequest" not in page.get(ADMIN).content.decode()
 
 
 def test_several_requests_are_one_finding(ann: User, page: Client) -> None:
