@@ -42,7 +42,7 @@ from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
 from tests.commands.running import run
-from tests.operators.made import ANN, discard_messages, hold_messages, logged, requeue_run
+from tests.operators.made import ANN, discard_messages, hold_messages, logged, requeue_run, unhold_messages
 from tests.tooling.marks import NIGHTLY_BUT_ON_SQLITE
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database, *NIGHTLY_BUT_ON_SQLITE]
@@ -600,6 +600,22 @@ def test_a_message_discarded_or_put_on_hold_in_bulk_shows_its_operator(page: Cli
     purge_audit(ANN, older_than=timedelta(0), dry=False)
     assert (found("PAY-1"), FormerName.objects.count()) == ([], 0)
     assert list(verify()) == []
+
+
+@pytest.mark.parametrize("chosen", ["group", "numbers"])
+def test_a_message_taken_off_hold_in_bulk_shows_its_operator(page: Client, chosen: str) -> None:
+    cause = made.group()
+    rows = [made.message(cause, business_key=f"PAY-{number}") for number in range(3)]
+    others = made.message(business_key="PAY-9")
+    hold_messages(Selection.of_ids([row.pk for row in (*rows, others)]))
+    numbers = Selection.of_ids([row.pk for row in rows])
+    held = Selection.of_filter({"group": cause.pk, "state": "on_hold"})
+    done = unhold_messages(numbers if chosen == "numbers" else held)
+
+    assert done.changed == 3
+    assert [found_for(page, row.business_key) for row in rows] == [["unhold", "hold"]] * 3
+    assert found_for(page, "PAY-9") == ["hold"]
+    assert "Taken off hold by ann" in shown(page, f"parkedmessage/{rows[1].pk}/change/")
 
 
 def test_a_processed_message_that_retention_deleted_still_shows_who_requeued_it(page: Client) -> None:
