@@ -17,6 +17,7 @@ from django_rmq_retry.models import (
     RunWait,
     State,
 )
+from django_rmq_retry.parked.actions import discard, restore
 from django_rmq_retry.parked.run_driver import undriven
 from django_rmq_retry.parked.selection import Selection
 from tests.operators.made import (
@@ -177,6 +178,18 @@ class TestListing:
         run = drive_run(run, "me")
 
         assert (run.items.get(place=4).skip_code, run.sent, run.skipped) == (ItemReason.CHANGED, 4, 1)
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_restored_message_is_not_sent_before_somebody_requeues_it(self) -> None:
+        """The page that restores it says so; a run that had listed it before the discard sends it no more."""
+        run = all_parts(started(5))
+        one = Selection.of_ids([run.items.get(place=4).message_id])
+        discard(one, BOB, category="duplicate")
+        restore(Selection.of_ids(one.revisions), BOB, reason="it was none")
+        run = drive_run(run, "me")
+
+        assert (run.items.get(place=4).skip_code, run.sent, run.skipped) == (ItemReason.CHANGED, 4, 1)
+        assert one.queryset().get().state == State.PARKED
 
     def test_listing_needs_no_broker(self, away: None) -> None:
         run = started(8, planned=True)
