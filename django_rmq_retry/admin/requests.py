@@ -35,6 +35,12 @@ class AskedFor:
     what: str
     change: str
 
+    @property
+    def about(self) -> str:
+        """Return how its messages were chosen, unless what it asks for says the same."""
+        counts = self.known.act in (GatedAct.DISCARD, GatedAct.REQUEUE)
+        return self.known.subject if counts and self.known.subject not in self.what else ""
+
 
 def asked_for(request: HttpRequest, rows: QuerySet[ParkedMessage]) -> list[AskedFor]:
     """Return the open requests for acts on some of these messages."""

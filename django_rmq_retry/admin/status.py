@@ -82,10 +82,11 @@ OF_ONE: Mapping[ActingPage, ButtonTarget] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """One problem as a row of the page, with its buttons, mostly one, or the command that repairs it."""
+    """One problem as a row of the page, with its button, or the command that repairs it."""
 
     problem: Problem
     buttons: tuple[Button, ...] = ()
+    """The first is its button; the others are links to what its sentences name."""
 
     @property
     def is_error(self) -> bool:
@@ -97,6 +98,11 @@ class Need:
         problem = self.problem
         span = problem.values.get("span")
         return None if span and str(span) in f"{problem.text} {problem.why}" else problem.since
+
+    @property
+    def links(self) -> list[Button]:
+        """Where else it leads, for a user who may go there."""
+        return [one for one in self.buttons[1:] if not one.why]
 
     @property
     def command(self) -> str:

@@ -12,6 +12,7 @@ from django.utils import timezone
 from django_rmq_retry import Message
 from django_rmq_retry.admin import runs
 from django_rmq_retry.breakers.table import states
+from django_rmq_retry.health.rules import Code
 from django_rmq_retry.models import (
     ApprovalRequest,
     GatedAct,
@@ -548,6 +549,27 @@ def test_what_an_edit_changes_is_shown_to_nobody_who_may_not_see_the_body(ann: U
     for text in (Page(reader.get(place)).text for place in pages):
         assert "Edit PAY-1" in text
         assert "99.00" not in text
+
+
+def test_a_count_of_messages_is_said_once_in_the_list(ann: User, bob: User) -> None:
+    discarding(client_of(ann))
+    text = Page(client_of(bob).get(REQUESTS)).text
+
+    assert "Discard 2 messages" in text
+    assert text.count("2 messages") == 1
+
+
+def test_the_finding_on_parked_messages_has_one_button_and_links_to_what_it_names(ann: User, page: Client) -> None:
+    """Four equal buttons stood there, and none said what to do first."""
+    address = discarding(client_of(ann))
+    shown = page.get(f"{ADMIN}livestatus/")
+    [need] = [one for one in shown.context["needs"] if one.problem.code == Code.PARKED]
+    row = shown.content.decode().partition('class="rmq-needs"')[2].partition("</li>")[0]
+
+    assert need.buttons[0].label == "Open the group"
+    assert row.count("rmq-button") == 2, "the list of buttons, and one button"
+    assert address in [one.address for one in need.links]
+    assert f'<p><a href="{address}">Open the request' in row
 
 
 def test_the_act_of_a_request_shows_one_seal(ann: User, page: Client) -> None:
