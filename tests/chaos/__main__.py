@@ -37,6 +37,7 @@ LANES = tuple(lane.name for lane in ALL)
 PLANTS = (
     *("ack_first", "not_once", "no_breaker", "deaf", "no_rate", "host_clock"),
     *("task_acked", "task_at_once", "no_results"),
+    *("batch_counted", "batch_rolled"),
 )
 
 
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return UNABLE
     if asked.lanes:
         os.environ["CHAOS_LANES"] = ",".join(asked.lanes)
+    os.environ["CHAOS_PLACES"] = asked.places
     report.say(f"seed {seed}")
     with timed("in all"), tempfile.TemporaryDirectory(prefix="rmq-chaos-totals-") as folder:
         # Each part runs in its own process and appends its totals to this file.
@@ -82,7 +84,8 @@ def worst(codes: Sequence[int]) -> int:
 
 def restricted(asked: argparse.Namespace) -> bool:
     """Return True if less than the long form was requested."""
-    return bool(asked.short or asked.minutes or asked.only or asked.nemeses or asked.lanes or asked.plant)
+    restrictions = (asked.short, asked.minutes, asked.only, asked.nemeses, asked.lanes, asked.plant, asked.places)
+    return any(restrictions)
 
 
 def summed(totals: Path) -> int:
@@ -184,6 +187,11 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--nemeses", type=words(tuple(ONE_NODE)), help=f"some of {','.join(ONE_NODE)}")
     made.add_argument("--lanes", type=words(LANES), help=f"some of {','.join(LANES)}")
+    made.add_argument(
+        "--places",
+        default="",
+        help="in the sweep, only functions whose file or name contains one of these words, each once before any again",
+    )
     made.add_argument("--rate", type=float, default=5000, help="the most messages a second of the lane flood")
     made.add_argument("--plant", default="", help=f"planted bugs, to check that they are found: {','.join(PLANTS)}")
     made.add_argument(

@@ -1,6 +1,6 @@
 """The results of a run, read from the ledger, the database and the broker: the judge's only input."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +58,8 @@ class Books:
     """Messages of transactions that were rolled back."""
     began: Sequence[Note] = ()
     failed: Sequence[Note] = ()
+    calls: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """The numbers of messages of the calls, for each lane with batches."""
     did: Sequence[Note] = ()
     """Completed attempts of the lanes without a database."""
     effects: Sequence[str] = ()
@@ -110,10 +112,18 @@ def read(folder: Path, lanes: Mapping[str, Lane]) -> Books:
         failed=notes(ledger.lines(folder, ledger.FAILED)),
         down=notes(ledger.lines(folder, ledger.DOWN)),
         pauses=pauses(folder),
+        calls=calls(folder),
         did=sorted(notes(ledger.lines(folder, ledger.DID)), key=lambda note: note.at),
         discarded=set(ledger.names(folder, ledger.DISCARDED)),
         harms=[Harm(name, int(began), int(healed)) for name, began, healed in ledger.lines(folder, ledger.HARM)],
     )
+
+
+def calls(folder: Path) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for lane, messages in ledger.lines(folder, ledger.CALLED):
+        found[lane].append(int(messages))
+    return found
 
 
 def pauses(folder: Path) -> list[Pause]:

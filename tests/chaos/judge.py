@@ -165,12 +165,15 @@ def wait_of(lane: Lane, attempt: int) -> float:
 
 
 def innocents(books: Books) -> Iterator[Finding]:
-    """I20: in lanes without a database, only messages that are meant to fail are parked."""
+    """I20: in lanes without a database, only messages that are meant to fail are parked.
+
+    In a batch, only a message that kills its worker is parked for that.
+    """
     impatient = any(harm.name == IMPATIENCE for harm in books.harms)
     wrong = [
         name
         for name, record in books.records.items()
-        if books.lane(name).innocent
+        if (books.lane(name).innocent or (books.lane(name).in_batches and record.reason == Reason.CRASHED))
         and not NOT_TO_BE_HANDLED & {read(name).plan}
         # A message that waits for its rate stays unacked, so this broker requeues it, which looks like a crash.
         and not (impatient and books.lane(name).rate is not None and record.reason == Reason.CRASHED)

@@ -20,6 +20,8 @@ AWAITED = 0.4
 KEYS = 40
 METERED = 20.0
 """Attempts per second."""
+TOGETHER = 20
+"""The most messages of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ class Lane:
 
     name: str
     share: int
-    """Messages per second; the lane flood uses the rest of the machine."""
+    """Messages per second, or groups of them; the lane flood uses the rest of the machine."""
     database: bool = False
     """True if a message counts as handled by its effect in the database, else by the ledger."""
     once: bool = False
@@ -48,6 +50,8 @@ class Lane:
     """True if operators pause and resume its queue."""
     rate: float | None = None
     """The most attempts per second, over all processes."""
+    in_batches: bool = False
+    """True if its handler gets several messages in one call."""
     results: bool = False
     """True if its messages are tasks whose results are stored."""
     needs: str = ""
@@ -76,6 +80,10 @@ ALL = (
     Lane(name="gated", share=10, counted=True, gated=True, needs="breakers"),
     Lane(name="awaited", share=15, database=True, once=True, innocent=False, needs="handlers.loop"),
     Lane(name="task", share=10, database=True, innocent=False, results=True, needs="tasks"),
+    *(
+        Lane(name=name, share=1, database=True, once=once, counted=True, innocent=False, in_batches=True, needs=needs)
+        for name, once, needs in (("batch", False, "handlers.batch"), ("batchonce", True, "inbox.once_batch"))
+    ),
     Lane(name="metered", share=0, counted=True, rate=METERED, needs="breakers"),
 )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ATTEMPTED, CONFIRMED, ROLLED = "attempted", "confirmed", "rolled"
-BEGAN, FAILED, DID, RAN = "began", "failed", "did", "ran"
+BEGAN, FAILED, DID, RAN, CALLED = "began", "failed", "did", "ran", "called"
 DISCARDED, REPAIRED, HARM = "discarded", "repaired", "harm"
 DOWN, PAUSED, RESUMED = "down", "paused", "resumed"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from tests.chaos.ledger import DISCARDED, REPAIRED, Ledger
-from tests.chaos.naming import record_name
+from tests.chaos.naming import POISON, read, record_name
 from tests.chaos.underfire import Helper, tried
 
 if TYPE_CHECKING:
@@ -40,13 +40,18 @@ def decide(ledger: Ledger, chance: random.Random, folder: Path) -> None:
     if given_up:
         discard(Selection.of_ids(row.pk for row in given_up), Actor.of_code("chaos"), category=DiscardCategory.TEST)
         ledger.note_all(DISCARDED, map(name_of, given_up))
-    others = [row for row in rows if row not in given_up and row.queue not in {"chaos.hostile", "chaos.poison"}]
+    others = [row for row in rows if row not in given_up and not beyond_repair(row)]
     for row in others:
         if chance.random() < MEND_SHARE:
             (folder / "repaired" / (name_of(row) or "-")).touch()
             ledger.note(REPAIRED, name_of(row))
     if others:
         requeue(others, by="chaos", include=INCLUDED, confirmed_permanent=True, stop_at=None)
+
+
+def beyond_repair(row: "ParkedMessage") -> bool:
+    """Return True for a hostile message, and for one that would kill its worker again."""
+    return row.queue == "chaos.hostile" or read(name_of(row)).plan == POISON
 
 
 INCLUDED = ("duplicates",)

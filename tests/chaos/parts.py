@@ -21,9 +21,9 @@ from tests.tooling.installs import install_for
 from tests.tooling.node import Node
 from tests.tooling.services import Services
 
-CLUSTER_LANES = ("flood", "line", "once", "sale", "keyed", "awaited", "task", "fragile", "gated", "metered")
+SWEPT_LANES = ("flood", "line", "once", "sale", "keyed", "awaited", "task", "batch", "batchonce")
+CLUSTER_LANES = (*SWEPT_LANES, "fragile", "gated", "metered")
 """The lanes of the cluster: a classic queue is on one node, and is unavailable with it."""
-SWEPT_LANES = ("flood", "line", "once", "sale", "keyed", "awaited", "task")
 SWEPT_RATE = 500.0
 """The prefetch in the sweep: unacked messages of an ended process are redelivered, so a larger one only adds these."""
 BESIDE_SWEEP = ("kill", "connections_closed", "backends_terminated", "clock_jumps")

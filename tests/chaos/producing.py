@@ -4,17 +4,18 @@ import os
 import sys
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pika
 
 from django_rmq_retry import Json
 from tests.chaos import corpus
-from tests.chaos.lanes import Lane, lanes, named
+from tests.chaos.lanes import TOGETHER, Lane, lanes, named
 from tests.chaos.ledger import ATTEMPTED, CONFIRMED, ROLLED
-from tests.chaos.naming import HOSTILE, Name
+from tests.chaos.naming import HOSTILE, POISON, Name
 from tests.chaos.paying import pay
 from tests.chaos.underfire import Helper
 
@@ -28,7 +29,7 @@ PACE = 0.1
 POISONED_EVERY = 120.0
 BURST, BURST_EVERY = 240, 24.0
 """Messages per burst: half of what the rate allows, published at once."""
-ROLLED_SHARE, TWICE_SHARE = 0.1, 0.3
+ROLLED_SHARE, TWICE_SHARE, BATCH_SHARE = 0.1, 0.3, 0.5
 LATER, LATER_SHARE = 8.0, 0.2
 
 
@@ -108,7 +109,10 @@ def mixed(producer: Producer) -> None:
                 way(producer, lanes()[name])
         if "poison" in lanes() and time.monotonic() - poisoned > POISONED_EVERY:
             poisoned = time.monotonic()
-            plainly(producer, lanes()["poison"])
+            if "batch" in lanes() and producer.chance.random() < BATCH_SHARE:
+                together(producer, lanes()["batch"], poisoned=True)
+            else:
+                plainly(producer, lanes()["poison"])
         if "metered" in lanes() and time.monotonic() - burst > BURST_EVERY:
             burst = time.monotonic()
             at_once(producer, lanes()["metered"])
@@ -123,11 +127,27 @@ def plainly(producer: Producer, lane: Lane) -> None:
 
 def at_once(producer: Producer, lane: Lane) -> None:
     """Publish more messages than the rate of the lane allows."""
+    publish_all(producer, lane, [str(producer.name(lane)) for _ in range(BURST)])
+
+
+def together(producer: Producer, lane: Lane, *, poisoned: bool = False) -> None:
+    """Publish as many messages as a batch takes; where no effect may be doubled, one of them again."""
+    names = [producer.name(lane) for _ in range(TOGETHER)]
+    if poisoned:
+        names[TOGETHER // 2] = replace(names[TOGETHER // 2], plan=POISON)
+    again = str(producer.chance.choice(names)) if lane.once else ""
+    publish_all(producer, lane, [str(name) for name in names], again=again)
+
+
+def publish_all(producer: Producer, lane: Lane, names: Sequence[str], *, again: str = "") -> None:
     from django_rmq_retry import publish_many  # noqa: PLC0415 - Django must be set up first
 
-    names = [str(producer.name(lane)) for _ in range(BURST)]
     with producer.noted(*names):
         publish_many(handler_of(lane).message({"id": name}, message_id=name) for name in names)
+        if again and producer.chance.random() < TWICE_SHARE:
+            raw(lane.queue, again)
+    if again:
+        publish_earlier(producer, lane, again)
 
 
 def twice(producer: Producer, lane: Lane) -> None:
@@ -137,6 +157,11 @@ def twice(producer: Producer, lane: Lane) -> None:
         handler_of(lane).publish({"id": name}, message_id=name)
         if producer.chance.random() < TWICE_SHARE:
             raw(lane.queue, name)
+    publish_earlier(producer, lane, name)
+
+
+def publish_earlier(producer: Producer, lane: Lane, name: str) -> None:
+    """Publish some messages of some seconds ago again; remember this one until then."""
     earlier = producer.earlier[lane.queue]
     earlier.append((time.monotonic(), name))
     while time.monotonic() - earlier[0][0] > LATER:
@@ -215,6 +240,8 @@ WAYS: dict[str, Callable[[Producer, Lane], None]] = {
     "awaited": twice,
     "task": enqueued,
     "keyed": plainly,
+    "batch": together,
+    "batchonce": together,
     "fragile": plainly,
     "gated": plainly,
 }

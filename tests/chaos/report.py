@@ -50,7 +50,9 @@ def judged(part: str, books: Books, verdict: Judgement, *, settled: float | None
 
 
 def gate_lines(books: Books) -> Iterator[str]:
-    """Yield how often each gate was used: a gate that never closed proves nothing."""
+    """Yield how often each gate and each batch was used: a gate that never closed proves nothing."""
+    for name, calls in books.calls.items():
+        yield f"{name}: {len(calls):,} calls with up to {max(calls)} messages, {sum(calls) / len(calls):.1f} on average"
     yield f"{len(books.down):,} attempts failed because a dependency was down; {len(books.pauses)} pauses of queues"
     for name, lane in books.lanes.items():
         for quiet, (count, _) in busiest(books, name).items() if lane.rate is not None else ():

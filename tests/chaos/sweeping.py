@@ -1,5 +1,6 @@
-"""Processes that kill themselves, at the entry or return of a function of the package that the seed chooses.
+"""Processes that kill themselves, at the entry or return of a function that the seed chooses.
 
+The functions are those of the package, and the steps of the handlers with batches.
 Every few seconds a process chooses one of the functions that processes of its kind have executed before.
 """
 
@@ -8,16 +9,19 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from threading import Event
 from types import CodeType, FrameType
 from typing import Any
 
-from tests.chaos.ledger import Ledger, lines
+from tests.chaos.ledger import Ledger, lines, names
 
 PACKAGE = str(Path(__file__).parents[2] / "django_rmq_retry") + os.sep
+HERE = str(Path(__file__).parent) + os.sep
+STEPS = f"{HERE}project{os.sep}batching.py"
 ENTRY, RETURN = "entry", "return"
 MOST = 3
 """The process ends at the first, second or third call."""
@@ -33,10 +37,10 @@ WATCHED = 20
 
 
 def named(code: CodeType) -> str:
-    """Return the name of a function of the package; empty for any other."""
-    if not code.co_filename.startswith(PACKAGE):
+    """Return the name of a function of the package, or of a step of a batch; empty for any other."""
+    if not code.co_filename.startswith((PACKAGE, STEPS)):
         return ""
-    return f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_qualname}"
+    return f"{code.co_filename.removeprefix(PACKAGE).removeprefix(HERE)}:{code.co_qualname}"
 
 
 def drawn(known: set[str], seed: str) -> tuple[str, str, int]:
@@ -50,39 +54,49 @@ def drawn(known: set[str], seed: str) -> tuple[str, str, int]:
 def begin() -> None:
     """Start the sweep in this process; the choice is written to the ledger first."""
     folder, name, life = Path(os.environ["CHAOS_FOLDER"]), os.environ["CHAOS_NAME"], os.environ["CHAOS_LIFE"]
-    Sweep(folder, name, seed=f"{os.environ['CHAOS_SEED']}/sweep/{name}/{life}").start()
+    seed = f"{os.environ['CHAOS_SEED']}/sweep/{name}/{life}"
+    Sweep(folder, name, seed=seed, places=os.environ.get("CHAOS_PLACES", "").split(",")).start()
 
 
 def summary(folder: Path) -> str:
-    """Return the summary for the report."""
-    ended = [" ".join(line) for line in lines(folder, ENDED)]
+    """Return the summary for the report, with the places if some were chosen."""
+    ended = Counter(" ".join(line) for line in lines(folder, ENDED))
     known = {name for census in (folder / "census").iterdir() for name in census.read_text().split()}
-    return (
-        f"{len(ended)} processes killed themselves at {len(set(ended))} places; "
+    said = (
+        f"{ended.total()} processes killed themselves at {len(ended)} places; "
         f"{len(known)} functions of the package were executed"
     )
+    places = (f"\n  {place}: {times}" for place, times in sorted(ended.items()))
+    return said + ("".join(places) if os.environ.get("CHAOS_PLACES") else "")
 
 
 class Sweep:
     """The end of one process."""
 
-    def __init__(self, folder: Path, name: str, *, seed: str) -> None:
+    def __init__(self, folder: Path, name: str, *, seed: str, places: Sequence[str] = ("",)) -> None:
         # Names such as others-1 and others-2 belong to one kind.
         census = folder / "census" / name.partition("-")[0]
-        self._calm = folder / CALM
+        self._folder, self._calm = folder, folder / CALM
         self._ledger = Ledger(folder, f"sweep-{name}.{os.getpid()}")
         self._known = set(census.read_text().split("\n")) - {""} if census.exists() else set()
         self._census = os.open(census, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._name, self._seed, self._draws = name, seed, 0
+        self._name, self._seed, self._draws, self._places = name, seed, 0, tuple(places)
         self._function, self._where, self._left = "", "", 0
         self._anew: Callable[[], object] = lambda: None
         self.draw()
 
     def draw(self) -> None:
         """Choose a function; one that is not executed for a while is replaced by another."""
-        if len(self._known) >= WATCHED:
+        if len(self._known) < WATCHED:
+            return
+        wanted = {name for name in self._known if any(word in name for word in self._places)}
+        if wanted:
             self._draws += 1
-            self.aim(*drawn(set(self._known), f"{self._seed}/{self._draws}"))
+            self.aim(*drawn(wanted - self._met_before() or wanted, f"{self._seed}/{self._draws}"))
+
+    def _met_before(self) -> set[str]:
+        """Return the functions that are not wanted again before all others, if only some are wanted at all."""
+        return set() if self._places == ("",) else set(names(self._folder, ENDED))
 
     def aim(self, function: str, where: str, left: int) -> None:
         """End at the `left`-th entry or return of this function."""

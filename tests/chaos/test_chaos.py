@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -108,6 +109,30 @@ def test_the_storm_catches_tasks_acked_first_or_sent_before_the_commit_and_lost_
     assert "BROKEN I13: published from a transaction that was rolled back: task." in said
     assert "BROKEN I23: the result of a task does not say how it ended: task." in said
     assert "BROKEN D, I4: handled more than once with once=True: awaited." in said
+
+
+@pytest.mark.long
+def test_the_storm_catches_batches_counted_as_one_acked_after_a_rollback_or_doubled(run: Run) -> None:
+    code, said = run(
+        *("--only", "storm", "--minutes", "1", "--rate", "200", "--lanes", "flood,batch,batchonce"),
+        *("--nemeses", "kill_consumer", "--plant", "batch_counted,batch_rolled,not_once"),
+    )
+
+    assert code == 1, said
+    assert "BROKEN I7: an attempt was counted although no handler had failed: batch." in said
+    assert "BROKEN A, I1, I3: confirmed, but neither handled nor in a record: batchonce." in said
+    assert "BROKEN D, I4: handled more than once with once=True: batchonce." in said
+
+
+@pytest.mark.long
+def test_a_batch_survives_kills_at_each_of_its_steps(run: Run) -> None:
+    code, said = run(
+        *("--only", "sweep", "--minutes", "2", "--lanes", "flood,batch,batchonce"),
+        *("--places", "batching.py,batch_attempt.py,batches.py,once_batch.py"),
+    )
+
+    assert (code, "BROKEN" in said) == (0, False), said
+    assert len(re.findall(r"(?:entry|return): \d", said)) > 10, said
 
 
 @pytest.mark.long

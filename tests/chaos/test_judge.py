@@ -50,6 +50,8 @@ def parked(*names: str) -> dict[str, Record]:
 
 
 FRAGILE = [Note("fragile.1.1", 1, 0), Note("fragile.1.1", 2, 10_000)]
+BATCH = [Note(f"batch.1.{number}", attempt, attempt * 10_000) for attempt in (1, 2) for number in (1, 2)]
+CRASHED = Reason.CRASHED.value
 STUBBORN = [Note("flood.1.1.x", number, number * 10_000) for number in range(1, 6)]
 COPIED = [Note("flood.1.1.f1", 1, 1000), Note("flood.1.1.f1", 1, 1400)]
 EXITS = [Exit(role="a", code=0, requested=False), Exit(role="b", code=0, requested=True)]
@@ -123,6 +125,14 @@ VIOLATED = {
     "parked without a failing handler": (
         books(*(names := ["flood.1.1", "once.1.1", "poison.1.1.p", "hostile.1.1.w"]), records=parked(*names)),
         ("I20", "parked although its handler does not fail: flood.1.1"),
+    ),
+    "an innocent message of a batch is parked for the kill": (
+        books(*(names := ["batch.1.1", "batch.1.2.p"]), records=dict.fromkeys(names, Record("parked", reason=CRASHED))),
+        ("I20", "parked although its handler does not fail: batch.1.1"),
+    ),
+    "an attempt counted for another message of the batch": (
+        begun(*BATCH, failed=BATCH[:1]),
+        ("I7", "an attempt was counted although no handler had failed: batch.1.2 attempt 2"),
     ),
     "a rolled-back transaction": (
         books("sale.1.1", effects=["sale.1.1"], rolled={"sale.1.1"}),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.ledger import lines
+from tests.chaos.ledger import Ledger, lines
 from tests.chaos.nemeses import OFTEN, ONE_NODE, schedule
-from tests.chaos.sweeping import ENDED, ENTRY, MONITORED, RETURN, drawn, summary
+from tests.chaos.sweeping import ENDED, ENTRY, FATE, MONITORED, RETURN, Sweep, drawn, summary
 
 KNOWN = {f"policies/backoff.py:f{number}" for number in range(100)}
 SEEDS = [f"{seed}/sweep/others-1/2/1" for seed in range(100)]
@@ -50,6 +50,21 @@ def test_equal_seeds_choose_the_same_place_to_kill() -> None:
     assert chosen == [drawn(KNOWN, seed) for seed in SEEDS]
     assert len({function for function, _, _ in chosen}) > 40
     assert {(where, left) for _, where, left in chosen} == {(w, n) for w in (ENTRY, RETURN) for n in (1, 2, 3)}
+
+
+def test_each_wanted_place_ends_a_process_once_before_any_does_again(tmp_path: Path) -> None:
+    (tmp_path / "census").mkdir()
+    (tmp_path / "census" / "others").write_text("\n".join(KNOWN | {"a/batch.py:one", "a/batch.py:two"}) + "\n")
+
+    chosen = []
+    for life in range(4):
+        Sweep(tmp_path, f"others-{life}", seed=str(life), places=["batch.py"])
+        ((_, function, *_),) = (line for line in lines(tmp_path, FATE) if line[0] == f"others-{life}")
+        Ledger(tmp_path, f"others-{life}").note(ENDED, function, ENTRY)
+        chosen.append(function)
+
+    assert set(chosen[:2]) == {"a/batch.py:one", "a/batch.py:two"}
+    assert set(chosen[2:]) <= {"a/batch.py:one", "a/batch.py:two"}
 
 
 def test_an_added_function_changes_few_choices() -> None:

@@ -41,6 +41,11 @@ def follow(name: str, attempt: int, *, noted: bool = False) -> None:
         return
     ledger.note(BEGAN, name, attempt, now())
     plan = naming.read(name)
+    obey(plan, attempt)
+
+
+def obey(plan: naming.Name, attempt: int) -> None:
+    """End the process, wait or fail if it is planned."""
     if plan.plan == naming.POISON:
         os.kill(os.getpid(), signal.SIGKILL)
     if plan.plan == naming.SLOW:

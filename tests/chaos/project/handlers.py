@@ -3,12 +3,32 @@
 from django.db import transaction
 from django.db.models import F
 
-from django_rmq_retry import AckFirst, Breaker, Delivery, Fixed, Queue, RetryThenPark, Steps, StopTheLine, handler
-from tests.chaos.lanes import ATTEMPTS, LINE_WAIT, LONGEST, METERED, WAITS, planted
+from django_rmq_retry import (
+    AckFirst,
+    Batch,
+    Breaker,
+    Delivery,
+    Fixed,
+    Queue,
+    RetryThenPark,
+    Steps,
+    StopTheLine,
+    handler,
+)
+from tests.chaos.lanes import ATTEMPTS, LINE_WAIT, LONGEST, METERED, TOGETHER, WAITS, planted
 from tests.chaos.naming import read
 from tests.chaos.project.acting import Down, Hopeless, act, did, lean, wait_and_follow
+from tests.chaos.project.batching import write_all
 from tests.chaos.project.models import Account, Booking, Effect
-from tests.chaos.project.planting import ack_tasks_first, deafen, forget_results, ignore_transactions, misdate
+from tests.chaos.project.planting import (
+    ack_tasks_first,
+    ack_what_was_rolled_back,
+    count_whole_batches,
+    deafen,
+    forget_results,
+    ignore_transactions,
+    misdate,
+)
 
 steps = Steps(list(WAITS))
 patient = RetryThenPark(attempts=ATTEMPTS, backoff=steps, park_on=Hopeless)
@@ -22,6 +42,10 @@ if planted("task_at_once"):
     ignore_transactions()
 if planted("no_results"):
     forget_results()
+if planted("batch_counted"):
+    count_whole_batches()
+if planted("batch_rolled"):
+    ack_what_was_rolled_back()
 breaker = Breaker(on=Down, probe_after=1, longest=4)
 careless = RetryThenPark(attempts=ATTEMPTS, backoff=steps, park_on=Hopeless, via=AckFirst())
 
@@ -78,6 +102,16 @@ async def awaited(message: Delivery) -> None:
     """Write the effect first: a handler that is cancelled, or whose process is killed, must not leave it."""
     await Effect.objects.acreate(name=message.data["id"], attempt=message.attempt)
     await wait_and_follow(message.data["id"], message.attempt)
+
+
+@handler("chaos.batch", policy=patient, batch=Batch(TOGETHER))
+def batch(messages: list[Delivery]) -> None:
+    write_all(messages)
+
+
+@handler("chaos.batchonce", policy=patient, batch=Batch(TOGETHER), once=not planted("not_once"))
+def batchonce(messages: list[Delivery]) -> None:
+    write_all(messages)
 
 
 @handler("chaos.fragile", policy=patient, breaker=None if planted("no_breaker") else breaker)
