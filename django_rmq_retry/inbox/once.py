@@ -1,6 +1,7 @@
 """Running a handler with ``once`` in one transaction with its inbox entry."""
 
 import logging
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -17,6 +18,7 @@ from django_rmq_retry.errors import EffectsLost
 from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Unready
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.handlers.ticket import ticket_of
+from django_rmq_retry.inbox import mariadb
 from django_rmq_retry.inbox.names import Name, name_for, parked_unrun
 from django_rmq_retry.inbox.savepoint import standing_in, with_savepoint
 from django_rmq_retry.messages.codecs import decoded
@@ -42,6 +44,11 @@ ERROR_ADVICE = (
     "Let the error leave the handler, or catch it outside an atomic() block around the statement that failed."
 )
 END_ADVICE = "Do not commit, roll back or close the connection in the handler. Use atomic() for a part of its work."
+# MariaDB rolls the whole transaction back at a deadlock and silently continues in a new one.
+ROLLED_BACK = (
+    "the transaction was rolled back in the handler, such as by a deadlock whose error was caught",
+    ERROR_ADVICE,
+)
 
 MOST_REPEATS = 3
 """The number of times a handler is run again at once after a conflict with another transaction."""
@@ -138,8 +145,11 @@ def statements_of(vendor: str) -> Statements:
     )
 
 
-def guard(connection: Any, handler: str, name: Name, *, blocks: int) -> None:
-    """Raise EffectsLost if the commit would not store all effects; ``blocks`` are the atomic() blocks of a test."""
+def guard(connection: Any, handler: str, name: Name | None, *, blocks: int) -> None:
+    """Raise EffectsLost if the commit would not store all effects; ``blocks`` are the atomic() blocks of a test.
+
+    Without a name, MariaDB is not asked for the entry, because the commit itself looks for it.
+    """
     problem = _problem(connection, name)
     if len(connection.savepoint_ids) > blocks:
         # Leaving the transaction would leave only that block, and commit nothing.
@@ -149,7 +159,7 @@ def guard(connection: Any, handler: str, name: Name, *, blocks: int) -> None:
         raise EffectsLost(handler, connection.alias, what=what, advice=advice)
 
 
-def _problem(connection: Any, name: Name) -> tuple[str, str] | None:
+def _problem(connection: Any, name: Name | None) -> tuple[str, str] | None:
     if connection.closed_in_transaction:
         return "the connection was closed in the transaction, which ends it", END_ADVICE
     if connection.needs_rollback:
@@ -162,13 +172,7 @@ def _problem(connection: Any, name: Name) -> tuple[str, str] | None:
     if connection.vendor == "sqlite":
         ended = not connection.connection.in_transaction
         return ("the transaction was ended, by the handler or by SQLite after an error", END_ADVICE) if ended else None
-    # MariaDB rolls the whole transaction back at a deadlock and silently continues in a new one.
-    if not present(connection, name.key):
-        return (
-            "the transaction was rolled back in the handler, such as by a deadlock whose error was caught",
-            ERROR_ADVICE,
-        )
-    return None
+    return None if name is None or present(connection, name.key) else ROLLED_BACK
 
 
 def _problem_by_status(status: int) -> tuple[str, str] | None:
@@ -261,7 +265,7 @@ class OnceRun:
         # saves a query.
         self._kept, connection.health_check_done = connection.connection, True
         open_before = {other.alias for other in self._others() if left_open(other)}
-        with transaction.atomic(using=connection.alias, durable=True):
+        with self._shortened() as asks_at_commit, transaction.atomic(using=connection.alias, durable=True):
             blocks = len(connection.savepoint_ids)
             name = self._entered = self._enter(self._name)
             transaction.on_commit(self._committed, using=connection.alias)
@@ -276,7 +280,7 @@ class OnceRun:
             finally:
                 broker_connections.in_once.reset(inside)
             self.stage = Stage.COMMITTING
-            guard(connection, self._subscription.name, name, blocks=blocks)
+            guard(connection, self._subscription.name, None if asks_at_commit else name, blocks=blocks)
             self._guard_others(open_before)
             # Set only now: an attempt that was rolled back before the commit does not count as an earlier delivery.
             self._state.begun = True
@@ -289,6 +293,14 @@ class OnceRun:
     def _run(self) -> object:
         with standing_in(self._connection):
             return self._subscription.run(self._delivery)
+
+    def _shortened(self) -> AbstractContextManager[bool]:
+        def lost() -> EffectsLost:
+            what, advice = ROLLED_BACK
+            return EffectsLost(self.handler, self._connection.alias, what=what, advice=advice)
+
+        present = statements_of(self._connection.vendor).present
+        return mariadb.shortened(self._connection, present, lambda: self._entered.key, lost)
 
     def _others(self) -> list[Any]:
         return [other for other in connections.all(initialized_only=True) if other is not self._connection]

@@ -22,6 +22,7 @@ from django_rmq_retry.inbox.once import (
     row_of,
     statements_of,
 )
+from django_rmq_retry.inbox.savepoint import with_savepoint
 from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.models import InboxEntry
@@ -138,7 +139,7 @@ def _insert_some(connection: Any, handler: str, names: Sequence[Name], at: objec
             return iter([str(row[0]).replace("-", "") for row in cursor.fetchall()])
         if connection.vendor == "mysql":
             try:
-                cursor.execute(statement, values)
+                cursor.execute(with_savepoint(connection, statement), values)
             except IntegrityError as error:
                 # One of them exists. The statement has inserted nothing, and does not say which one it was.
                 if not is_duplicate(connection, error):

@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from django_rmq_retry.database_connections import IN_ERROR
+from django_rmq_retry.inbox import mariadb
 
 NAME = "rmq_once"
 
 
 def sets_both_at_once(connection: Any) -> bool:
     """True if entry and savepoint take one round trip, which depends on the database, its driver and the settings."""
-    if connection.vendor == "mysql":
-        return bool(connection.mysql_is_mariadb)
+    if mariadb.is_mariadb(connection):
+        return True
     # psycopg 2 reports the rows of the last statement only, and a server that binds the parameters takes no second one.
     by_server = connection.settings_dict["OPTIONS"].get("server_side_binding")
     return connection.vendor == "postgresql" and hasattr(connection.connection, "pgconn") and not by_server
@@ -27,9 +28,8 @@ def with_savepoint(connection: Any, insert: str) -> str:
     """Return the statement that inserts the entry and, where that is possible, sets the savepoint behind it."""
     if not sets_both_at_once(connection):
         return insert
-    # MariaDB's block is a single statement, because a client need not allow several.
-    both = "BEGIN NOT ATOMIC {}; SAVEPOINT {}; END" if connection.vendor == "mysql" else "{}; SAVEPOINT {}"
-    return both.format(insert, NAME)
+    both = f"{insert}; SAVEPOINT {NAME}"
+    return mariadb.BEGIN.format(both) if mariadb.is_mariadb(connection) else both
 
 
 @contextmanager
