@@ -29,6 +29,8 @@ from tests.bench.queues import prepared
 from tests.bench.scrapes import NAME as SCRAPES
 from tests.bench.scrapes import scrapes
 from tests.bench.suites import AT_REST, NAMES, SUITES, Contender, Suite
+from tests.bench.tasks import NAME as TASKS
+from tests.bench.tasks import tasks
 from tests.bench.types import NAME as TYPES
 from tests.bench.types import types
 from tests.bench.waiting import waiting
@@ -100,14 +102,18 @@ def _measure(node: Node, asked: argparse.Namespace) -> list[report.Finding]:
         findings += scrapes(node, share=QUICK_SHARE if asked.quick else 1)
     if ASYNCS in asked.only:
         findings += side_by_side(node)
-    if TYPES in asked.only:
-        findings += types(share=QUICK_SHARE if asked.quick else 1)
+    findings += _without_a_broker(asked)
     if EMBEDDED in asked.only:
         findings += waiting(WAITING // (QUICK_SHARE if asked.quick else 1))
     if AT_REST.name in asked.only:
         rounds = [_round(node, AT_REST) for _ in range(1 if asked.quick else 3)]
         findings += report.at_rest(AT_REST, rounds)
     return findings
+
+
+def _without_a_broker(asked: argparse.Namespace) -> list[report.Finding]:
+    parts = [part for name, part in ((TYPES, types), (TASKS, tasks)) if name in asked.only]
+    return [finding for part in parts for finding in part(share=QUICK_SHARE if asked.quick else 1)]
 
 
 def _rounds(node: Node, suite: Suite, number: int) -> list[report.Round]:

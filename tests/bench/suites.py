@@ -232,6 +232,7 @@ NAMES = (
     "outbox",
     "telemetry",
     "types",
+    "tasks",
     "async",
     "idle",
 )

@@ -49,10 +49,8 @@ def types(*, share: int = 1) -> list[Finding]:
     pairs["publish"] = (lambda: plain.encode(PAYMENT.__dict__), lambda: typed.encode(PAYMENT))
     rows = [("", "a dict", "the type", "added")]
     added = {}
-    for name, (without, with_type) in pairs.items():
-        # In alternation, and the quickest of each: other work on the machine only adds.
-        both = [(_once(without), _once(with_type)) for _ in range(REPEATS // share)]
-        one, other = (min(times) for times in zip(*both, strict=True))
+    for name, pair in pairs.items():
+        one, other = quickest(pair, share=share)
         added[name] = other - one
         rows.append((name, f"{one:.2f} µs", f"{other:.2f} µs", f"{other - one:.2f} µs"))
     table(rows)
@@ -60,6 +58,13 @@ def types(*, share: int = 1) -> list[Finding]:
         Finding(what=f"the type, {name}: {cost:.2f} µs, limit {MOST:g}", met=cost <= MOST)
         for name, cost in added.items()
     ]
+
+
+def quickest(pair: tuple[Callable[[], object], Callable[[], object]], *, share: int = 1) -> tuple[float, float]:
+    """Return the microseconds of two calls, in alternation: other work on the machine only adds to the quickest."""
+    both = [tuple(map(_once, pair)) for _ in range(REPEATS // share)]
+    one, other = (min(times) for times in zip(*both, strict=True))
+    return one, other
 
 
 def _once(call: Callable[[], object]) -> float:
