@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import pika
 
@@ -24,7 +25,7 @@ PATIENCE = 60.0
 @contextmanager
 def prepared(task: Task, *, bare_loop: bool, filled: bool) -> Iterator[None]:
     """Declare the task's queues, with its messages if `filled`; with `bare_loop`, a dead-letter loop."""
-    arguments = _bare_loop(task) if bare_loop else _ours(task)
+    arguments = _bare_loop(task) if bare_loop else _made_by(task, "queues", _ours)(task)
     parameters = pika.URLParameters(task.url)
     # It is idle for minutes, and answers no heartbeat meanwhile.
     parameters.heartbeat = 0
@@ -69,9 +70,15 @@ def _bare_loop(task: Task) -> dict[str, dict[str, object]]:
 
 def fill(task: Task) -> int:
     """Publish the task's messages, each confirmed; return the total bytes of their bodies."""
+    made = _made_by(task, "message", message)
     with publishing(task.url) as publisher:
-        publisher.publish_many((message(task, n) for n in range(task.total)), window=WINDOW, timeout=PATIENCE)
-    return sum(len(message(task, n).body) for n in range(task.total))
+        publisher.publish_many((made(task, n) for n in range(task.total)), window=WINDOW, timeout=PATIENCE)
+    return sum(len(made(task, n).body) for n in range(task.total))
+
+
+def _made_by(task: Task, name: str, usual: Any) -> Any:
+    """Return the function of this name of the module that makes the task's messages, if it has one."""
+    return getattr(import_module(task.messages_by), name, usual) if task.messages_by else usual
 
 
 def message(task: Task, number: int) -> Message:

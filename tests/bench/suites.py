@@ -22,6 +22,10 @@ class Contender:
     threads: int = 1
     window: int = 0
     bare_loop: bool = False
+    own_messages: bool = False
+    """True if its module makes the messages in a format of its own."""
+    share: float = 1.0
+    """The part of the suite's messages that it gets, if all of them would take minutes."""
     broker: Broker = "rabbitmq"
     database: str = ""
     """The kind of private database for recorded attempts; without one, nothing is recorded."""
@@ -42,8 +46,11 @@ class Contender:
         """Return the task of its suite, as it is passed to this contender."""
         return replace(
             task,
+            messages=int(task.messages * self.share),
+            skip=int(task.skip * self.share),
             url=url,
             queue=queue,
+            messages_by=self.module if self.own_messages else "",
             database=database,
             threads=self.threads,
             window=self.window,

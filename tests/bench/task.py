@@ -46,6 +46,8 @@ class Task:
     """The port of its metrics; any free one if 0."""
     idle_handlers: int = 0
     """The number of further handlers of its queue, which take no message."""
+    messages_by: str = ""
+    """The module that makes its messages, if they are not plain JSON."""
     told: int = -1
     """The file descriptor to which marks are written."""
 
