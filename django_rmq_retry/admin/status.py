@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -91,13 +91,6 @@ class Need:
     @property
     def is_error(self) -> bool:
         return self.problem.severity is Severity.ERROR
-
-    @property
-    def since(self) -> datetime | None:
-        """When it began, unless its sentences say for how long it has lasted."""
-        problem = self.problem
-        span = problem.values.get("span")
-        return None if span and str(span) in f"{problem.text} {problem.why}" else problem.since
 
     @property
     def links(self) -> list[Button]:

@@ -438,6 +438,7 @@ def outbox() -> PendingRows:
     return PendingRows(
         waiting=sum(one.waiting for one in pending),
         failed=sum(one.failed for one in pending),
+        failed_since=min((one.failed_since for one in pending if one.failed_since), default=None),
         oldest=min((one.oldest for one in pending if one.oldest), default=None),
         answer=next((one.answer for one in pending if one.answer), ""),
     )

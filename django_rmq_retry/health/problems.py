@@ -289,7 +289,7 @@ def _in_approvals(known: ApprovalCounts, now: datetime) -> Iterator[Problem]:
 def in_outbox(outbox: PendingRows, now: datetime, limits: Limits) -> Iterator[Problem]:
     """Yield failed messages of the outbox, and overdue ones."""
     if outbox.failed:
-        yield Problem(code=Code.OUTBOX_FAILED, count=outbox.failed)
+        yield Problem(code=Code.OUTBOX_FAILED, count=outbox.failed, since=outbox.failed_since)
     if outbox.oldest is not None and now - outbox.oldest > limits.outbox_age:
         values = _waited(now - outbox.oldest, limits.outbox_age)
         code = Code.OUTBOX_REFUSED if outbox.answer else Code.OUTBOX_OVERDUE

@@ -482,16 +482,6 @@ class Code(Enum):
         page=ActingPage.OUTBOX,
         runbook="the-outbox-grows",
     )
-    APPROVAL_WAITS = _warning(Area.PARKED)(
-        text=ngettext_lazy(
-            "%(count)d request has waited for a second person for %(span)s.",
-            "%(count)d requests wait for a second person, the oldest for %(span)s.",
-            "count",
-        ),
-        why=_("Nothing of it is done until somebody else approves it, and it expires."),
-        fix="manage.py rmq_parked approvals",
-        page=ActingPage.REQUESTS,
-    )
     RUN_PAUSED = _warning(Area.PARKED)(
         text=_("Requeue run %(subject)s paused itself%(explanation)s."),
         why=_("%(messages)s not sent yet."),
@@ -520,6 +510,16 @@ class Code(Enum):
         known_as="PAUSED",
     )
     PAUSED = replace(PAUSED_LONG, why="%(ends)s")
+    APPROVAL_WAITS = _warning(Area.PARKED)(
+        text=ngettext_lazy(
+            "%(count)d request has waited for a second person for %(span)s.",
+            "%(count)d requests wait for a second person, the oldest for %(span)s.",
+            "count",
+        ),
+        why=_("Nothing of it is done until somebody else approves it, and it expires."),
+        fix="manage.py rmq_parked approvals",
+        page=ActingPage.REQUESTS,
+    )
     BLOCKED_NEAR = replace(BLOCKED_FULL, severity=Severity.WARNING, line="")
     BACKLOG = _warning(Area.CONSUMERS)(
         text="%(messages)s wait in %(subject)r for %(consumers)s%(rate)s.",
@@ -634,6 +634,12 @@ class Problem:
     @property
     def severity(self) -> Severity:
         return self.rule.severity
+
+    @property
+    def untold_since(self) -> datetime | None:
+        """When it began, unless its sentences say for how long it has lasted."""
+        span = self.values.get("span")
+        return None if span and str(span) in f"{self.text} {self.why}" else self.since
 
     @property
     def row(self) -> str:

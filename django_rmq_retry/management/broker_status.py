@@ -206,7 +206,7 @@ def as_data(seen: BrokerStatus) -> Mapping[str, Any]:
         "consumers": seen.consumers,
         **_survey_data(survey),
         "problems": [problem.line for problem in seen.health.of_severity(Severity.ERROR)],
-        "findings": [asdict(Finding.of(problem)) for problem in seen.health.needs],
+        "findings": [Finding.of(problem).as_data() for problem in seen.health.needs],
         "blind": str(blind(broker.gauged)) if broker else "",
     }
 
@@ -229,7 +229,7 @@ def _survey_data(survey: Survey | None) -> Mapping[str, object]:
     ]
     parts = {name: asdict(getattr(survey, name)) for name in ("parked", "outbox", "blocked")}
     for part in parts.values():
-        part["oldest"] = utc(part["oldest"])
+        part.update({name: utc(at) for name, at in part.items() if name in ("oldest", "failed_since")})
     return {**parts, "runs": len(survey.runs), "stopped": stopped, "halted": halted}
 
 

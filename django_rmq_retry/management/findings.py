@@ -3,13 +3,14 @@
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from enum import StrEnum
 
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.health.rules import Area, Problem, Severity
 from django_rmq_retry.management.command import RmqCommand, columns
-from django_rmq_retry.management.terminal import flat
+from django_rmq_retry.management.terminal import flat, local, utc
 
 NARROWEST = 40
 
@@ -36,12 +37,22 @@ class Finding:
     """The reason why the problem matters."""
     fix: str = ""
     """The command or the change that repairs it."""
+    since: datetime | None = None
+    """When it began, if that is known."""
+    said: bool = False
+    """True if its sentences say for how long it has lasted."""
+
+    def as_data(self) -> dict[str, object]:
+        parts = asdict(self)
+        del parts["said"]
+        return {**parts, "since": utc(self.since)}
 
     @classmethod
     def of(cls, problem: Problem) -> "Finding":
         grade, area = GRADES[problem.severity], problem.rule.area
         why, fix = ("", "") if grade is Grade.OK else (problem.why, problem.fix)
-        return cls(area=area, level=grade, problem=problem.text, why=why, fix=fix)
+        said = problem.untold_since is None
+        return cls(area=area, level=grade, problem=problem.text, why=why, fix=fix, since=problem.since, said=said)
 
     @classmethod
     def unseen(cls, area: Area, reason: str, *, what: str = "", fix: str = "") -> "Finding":
@@ -70,7 +81,8 @@ def write(command: RmqCommand, findings: Sequence[Finding], *, by_area: bool) ->
             command.line(shown.value.capitalize())
         sign, style = SIGNS[finding.level]
         _paragraph(command, f"{indent}{sign} ", finding.problem, style)
-        _paragraph(command, f"{indent}  ", finding.why)
+        since = f"Since {local(finding.since)}." if finding.since and not finding.said else ""
+        _paragraph(command, f"{indent}  ", f"{finding.why} {since}".strip())
         if finding.fix:
             # Not wrapped, so that a command can be copied.
             command.line(f"{indent}  → {flat(finding.fix)}")

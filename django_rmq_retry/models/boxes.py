@@ -16,6 +16,8 @@ class PendingRows:
     waiting: int = 0
     failed: int = 0
     """Messages that the broker refuses permanently: they need an operator."""
+    failed_since: datetime | None = None
+    """The time at which the first of them failed."""
     oldest: datetime | None = None
     """The time of the oldest that waits."""
     answer: str = ""
@@ -32,6 +34,7 @@ class OutboxRows(models.QuerySet["OutboxMessage"]):
             waiting=Count("pk", filter=waiting),
             oldest=Min("created_at", filter=waiting),
             failed=Count("pk", filter=~waiting),
+            failed_since=Min("failed_at"),
             answer=Max(Subquery(self.filter(waiting).exclude(error="").order_by("pk").values("error")[:1])),
         )
         return PendingRows(**{**figures, "answer": figures["answer"] or ""})

@@ -1,7 +1,6 @@
 """``manage.py rmq_doctor``: examine the installation; report each problem, its consequence and its repair."""
 
 from collections import Counter
-from dataclasses import asdict
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandParser
@@ -66,7 +65,7 @@ class Command(RmqCommand):
                 problems=counts[Grade.ERROR],
                 warnings=counts[Grade.WARNING],
                 not_looked_at=unknown,
-                findings=[asdict(finding) for finding in found],
+                findings=[finding.as_data() for finding in found],
             )
         else:
             findings.write(self, found, by_area=True)
