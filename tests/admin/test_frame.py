@@ -98,7 +98,7 @@ class TestOneCauseBehindTwoHandlers:
         cause = made.group()
         for handler, queue, count in (("pay.transfer", "transfer", 3), ("pay.card", "card", 2)):
             for _ in range(count):
-                made.message(cause, handler=handler, queue=queue)
+                made.message(cause, handler=handler, queue=queue, parked_at=timezone.now() - timedelta(seconds=5))
         made.message(cause, handler="pay.old", queue="old", state=State.DISCARDED)
         return cause
 
