@@ -239,7 +239,7 @@ class OpenLine:
         if self.line.ordered:
             self.since = time.monotonic()
         self._arrived(
-            Delivery(
+            Delivery.arrived(
                 queue=self.line.queue,
                 body=body,
                 raw=raw,

@@ -69,11 +69,14 @@ class _Fields:
     """The value of the project's lifespan, in async handlers."""
 
 
+_new = object.__new__
+
+
 class _Freezing(type):
     """The metaclass that creates a Delivery with the constructor of `_Fields` and then changes its class to freeze it.
 
-    Each message needs two of them. By timeit, a frozen dataclass takes twice as long to create, and
-    `dataclasses.replace` five times as long as `ready`.
+    By timeit, a frozen dataclass takes twice as long to create. Each message needs two of them, by ``arrived`` and
+    ``for_attempt``, which set the fields without any constructor: a third of the time of this one.
     """
 
     def __call__(cls, **fields: Any) -> Any:
@@ -99,23 +102,38 @@ class Delivery(_Fields, Generic[Data], metaclass=_Freezing):
     def __delattr__(self, name: str) -> None:
         raise FrozenInstanceError(f"A Delivery is immutable: {name} cannot be deleted.")
 
+    @staticmethod
+    def arrived(
+        *,
+        queue: str,
+        body: bytes,
+        raw: bytes,
+        exchange: str,
+        routing_key: str,
+        redelivered: bool,
+        token: tuple[Any, Any],
+    ) -> "Delivery":
+        """Return what the constructor returns, in a quarter of the time."""
+        delivery: Any = _new(_Fields)
+        delivery.queue, delivery.body, delivery.raw = queue, body, raw
+        delivery.exchange, delivery.routing_key, delivery.redelivered = exchange, routing_key, redelivered
+        delivery.quarantined, delivery.token = False, token
+        delivery.attempt, delivery.data, delivery.key, delivery.decoded, delivery.state = 1, None, None, None, None
+        delivery.__class__ = Delivery
+        frozen: Delivery = delivery
+        return frozen
+
     def for_attempt(self, *, attempt: int, data: object, key: str | None = None, state: object = None) -> "Delivery":
         """Return a copy of the delivery with the attempt, data and ordering key that the handler needs."""
-        delivery: Any = _Fields(
-            queue=self.queue,
-            body=self.body,
-            raw=self.raw,
-            exchange=self.exchange,
-            routing_key=self.routing_key,
-            redelivered=self.redelivered,
-            quarantined=self.quarantined,
-            token=self.token,
-            attempt=attempt,
-            data=data,
-            key=key,
-            decoded=self.decoded,
-            state=state,
+        delivery: Any = _new(_Fields)
+        delivery.queue, delivery.body, delivery.raw = self.queue, self.body, self.raw
+        delivery.exchange, delivery.routing_key, delivery.redelivered = (
+            self.exchange,
+            self.routing_key,
+            self.redelivered,
         )
+        delivery.quarantined, delivery.token, delivery.decoded = self.quarantined, self.token, self.decoded
+        delivery.attempt, delivery.data, delivery.key, delivery.state = attempt, data, key, state
         delivery.__class__ = Delivery
         frozen: Delivery = delivery
         return frozen

@@ -1,7 +1,8 @@
 """A message on its way, and one arrival of it."""
 
 import struct
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,31 @@ def test_ready_returns_the_delivery_with_its_attempt_and_data() -> None:
     assert (ready.token, ready.raw, ready.body) == (one.token, one.raw, one.body)
     assert (ready.exchange, ready.routing_key, ready.redelivered) == ("bank", "pay.card", True)
     assert (one.attempt, one.data, one.key) == (1, None, None)
+
+
+def test_a_delivery_that_has_arrived_has_the_fields_of_any_other() -> None:
+    given: dict[str, Any] = {
+        "queue": "q",
+        "body": b"{}",
+        "raw": b"\0\0",
+        "exchange": "bank",
+        "routing_key": "pay",
+        "redelivered": True,
+        "token": (None, 7),
+    }
+
+    assert values(Delivery.arrived(**given)) == values(Delivery(**given))
+
+
+def test_a_copy_for_an_attempt_changes_no_other_field() -> None:
+    one = Delivery(queue="q", body=b"{}", redelivered=True, quarantined=True, token=(None, 7), exchange="bank")
+    changed = {"attempt": 3, "data": {"a": 1}, "key": "A", "state": "pool"}
+
+    assert values(one.for_attempt(**changed)) == values(one) | changed  # type: ignore[arg-type]
+
+
+def values(one: Delivery) -> dict[str, object]:
+    return {field.name: getattr(one, field.name) for field in fields(one)}
 
 
 def test_two_deliveries_are_never_equal() -> None:
