@@ -20,7 +20,7 @@ from django_rmq_retry.admin.contents import TEXT_LIMIT
 from django_rmq_retry.admin.decisions import discard_effect
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
 from django_rmq_retry.admin.queues import StoppedQueues
-from django_rmq_retry.admin.requests import act_and_change, act_text, in_words, standing
+from django_rmq_retry.admin.requests import act_and_change, act_text, in_words
 from django_rmq_retry.admin.requeue_form import number_mistyped, number_to_type, targets_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.properties import decode_properties
@@ -31,10 +31,11 @@ from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.edit_many import others_of
 from django_rmq_retry.parked.edited_keys import others_with
 from django_rmq_retry.parked.findings import RequeueFinding
-from django_rmq_retry.parked.four_eyes import Wish
+from django_rmq_retry.parked.four_eyes import NO_MESSAGES, UnreadableWish, Wish
 from django_rmq_retry.parked.gated_acts import ACTS
 from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.operators import Actor, NotAllowed, Refused
+from django_rmq_retry.parked.outcome_texts import standing
 from django_rmq_retry.parked.selection import MOST_IDS, Selection, group_numbers, number_in
 
 MOST_DECIDED = 50
@@ -145,10 +146,14 @@ class ApprovalRequestAdmin(Pages):
         return HttpResponseRedirect(self.address("approvalrequest_change", known.pk))
 
     def _shown(self, request: HttpRequest, known: ApprovalRequest, *, wrong: str = "") -> HttpResponse:
-        now, wish = database_clock.now(records_alias()), Wish.of(known)
+        now, unreadable = database_clock.now(records_alias()), ""
+        try:
+            wish = Wish.of(known)
+        except UnreadableWish as error:
+            wish, unreadable = Wish(act=GatedAct(known.act)), str(error)
         waits, mine = known.waits(now), _is_mine(request, known)
         stuck = known.state == RequestState.APPROVED
-        shown = _SHOWN[known.act](request, known, wish) if waits or stuck else {}
+        shown = _SHOWN[known.act](request, known, wish) if (waits or stuck) and not unreadable else {}
         some = shown.get("messages_now", _count_done(known)) if waits else _count_done(known)
         what, change = act_and_change(request, known)
         title = _("%(request)s: %(act)s")
@@ -166,11 +171,11 @@ class ApprovalRequestAdmin(Pages):
             waits=waits,
             stuck=stuck,
             mine=mine,
-            chosen=labels.selection_text(wish.selection.facts(), known.subject),
+            chosen=_chosen(known, wish),
             group=_group(request, wish),
             reason=known.reason_in_words,
             seen=approvals.mark(known) if waits or stuck else "",
-            why_not=approvals.why_not(known, Actor.of_request(request)) if waits or stuck else "",
+            why_not=unreadable or (approvals.why_not(known, Actor.of_request(request)) if waits or stuck else ""),
             why_not_reject="" if mine else refusal(request, "approve"),
             wrong={"all": wrong} if wrong else {},
             typed=request.POST,
@@ -198,6 +203,14 @@ def _group(request: HttpRequest, wish: Wish) -> int | None:
     groups = group_numbers(wish.selection.filter.get("group", []))
     named = ErrorGroup.objects.filter(pk__in=groups[:1]) if len(groups) == 1 else ErrorGroup.objects.none()
     return None if refusal(request, "view_group") or not named.exists() else groups[0]
+
+
+def _chosen(known: ApprovalRequest, wish: Wish) -> str:
+    """Return how the messages were chosen. Who must not see the message of an edit reads its number, not its key."""
+    if known.act == GatedAct.EDIT:
+        return "".join(f"#{number}" for number in wish.selection.revisions)
+    unread = wish.selection is NO_MESSAGES
+    return known.subject if unread else labels.selection_text(wish.selection.facts(), known.subject)
 
 
 def _edited(request: HttpRequest, wish: Wish) -> ParkedMessage | None:

@@ -117,7 +117,7 @@ def cards_of(groups: Sequence[ErrorGroup], *, of: int = 0) -> list[Card]:
     numbers = [group.pk for group in groups]
     trends, origins, runs = trends_of(numbers), origins_of(numbers), groups_of_runs(numbers)
     stopped = left_behind_lately(numbers)
-    asked = approvals.groups_of_requests() if settings().four_eyes else {}
+    asked = approvals.groups_of_requests()
     return [
         Card(
             group=group,

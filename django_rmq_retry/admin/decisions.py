@@ -16,6 +16,7 @@ from django_rmq_retry.admin.choice import LeftOut, asking, choosing, forbidden, 
 from django_rmq_retry.admin.message_page import of_message
 from django_rmq_retry.admin.pages import Pages, refusal, requires
 from django_rmq_retry.conf import settings
+from django_rmq_retry.handlers import registry
 from django_rmq_retry.markup import counted
 from django_rmq_retry.models import DiscardCategory, ParkedMessage, State
 from django_rmq_retry.models.parked import resolution_text
@@ -169,8 +170,14 @@ def _ask_for_one(
         title=title,
         message=message,
         become=outcome_of(message),
+        lost_place=state == State.DISCARDED and _is_ordered(message),
         perhaps_done=perhaps_done,
     )
+
+
+def _is_ordered(message: ParkedMessage) -> bool:
+    """Return True if the message's handler keeps an order, so that the discard has unblocked its ordering key."""
+    return any(one.order_by for one in registry.subscriptions() if one.name == message.handler)
 
 
 def _changed_since() -> str:

@@ -22,6 +22,8 @@ from django_rmq_retry.parked.edited_keys import others_with
 from django_rmq_retry.parked.four_eyes import Wish
 from django_rmq_retry.parked.gated_acts import ACTS
 from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.outcome_texts import became_of
+from django_rmq_retry.parked.selection import MOST_IDS, Selection
 
 
 def add_arguments(add: Callable[..., CommandParser]) -> None:
@@ -59,7 +61,7 @@ def show_requests(command: RmqCommand, options: Options) -> Exit:
 def _cells(one: ApprovalRequest, now: Any, *, terminal: bool) -> tuple[object, ...]:
     who = f"{one.by} ({one.behalf})" if one.behalf else one.by
     times = (clock(at, terminal=terminal) for at in (one.asked_at, one.expires_at))
-    state = request_data(one, now)["state"]
+    state = ": ".join(filter(None, (str(request_data(one, now)["state"]), became_of(one))))
     count = "-" if one.messages is None else one.messages
     return one.pk, state, one.act, count, who, *times, one.decided_by or "-", one.subject, one.reason
 
@@ -86,10 +88,22 @@ def approve(command: RmqCommand, options: Options) -> Exit:
     if options["json"]:
         command.document("parked_approve/1", request=request_data(done, database_clock.now(records_alias())))
         return Exit.DONE
+    _tell(command, done, wish)
+    return Exit.DONE
+
+
+def _tell(command: RmqCommand, done: ApprovalRequest, wish: Wish) -> None:
+    """Say what was done: an edit is stored, and nothing is sent."""
+    if ACTS[done.act].leads_to_requeue:
+        edited = list(wish.selection.revisions)
+        command.line(f"Request {done.pk} is approved. The change is stored, and nothing is sent yet.")
+        if len(edited) <= MOST_IDS:
+            named = f"{edited[0]}" if len(edited) == 1 else f"--selection {Selection.of_ids(edited).token()}"
+            command.say(f"To send what was edited: manage.py rmq_parked requeue {named}")
+        return
     command.line(f"Request {done.pk} is approved and carried out.")
     if done.run is not None:
         command.say(f"To follow its messages: manage.py rmq_parked requeue-run {done.run}")
-    return Exit.DONE
 
 
 def reject(command: RmqCommand, options: Options) -> Exit:

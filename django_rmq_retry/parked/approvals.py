@@ -156,14 +156,14 @@ def empty_ended() -> None:
 
 def _named(request: ApprovalRequest) -> list[int]:
     """Return the messages of a request, by which the audit log finds it; none if a filter matched very many."""
-    chosen = list(Wish.of(request).selection.revisions)
+    chosen = list(selection_of(request).revisions)
     return chosen or list(members.of(request.pk).values_list("message", flat=True)[: MOST_LOGGED + 1])
 
 
 def _log(
     request: ApprovalRequest, actor: Actor, action: Action, *, named: list[int], reason: str, **facts: object
 ) -> OperatorAction:
-    selection = Wish.of(request).selection
+    selection = selection_of(request)
     return log_action(
         actor,
         action,

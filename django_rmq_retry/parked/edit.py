@@ -438,7 +438,7 @@ def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reas
     check_free({message: proposal.keys}, known)
     wish = Wish(
         act=GatedAct.EDIT,
-        subject=f"#{message}",
+        subject=str(row),
         reason=reason,
         selection=Selection(revisions={message: row.revision}, as_of=row.parked_at, count=1),
         terms={"version": version, "known": known},

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.db.models import F, Model, QuerySet
 from django.utils.translation import gettext as _
@@ -37,6 +37,7 @@ from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.admin_history import forget
 from django_rmq_retry.parked.audit import ERASED, acts_on, log_action, spans
 from django_rmq_retry.parked.database import locked_messages, records_alias, transaction_of
+from django_rmq_retry.parked.four_eyes import selection_of
 from django_rmq_retry.parked.key_lists import look_up
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Refused
 from django_rmq_retry.parked.traces import EMPTY_ATTEMPT, Elsewhere, having, named_in
@@ -228,10 +229,9 @@ def _requests(subject: _Subject) -> list[int]:
     """
     now, alone, naming = database_clock.now(records_alias()), set(subject.numbers), []
     for one in ApprovalRequest.objects.using(records_alias()).defer("body", "properties").order_by("pk"):
-        wish = json.loads(one.wish)
-        chosen = {int(pk) for pk in wish["selection"].get("ids", ())}
+        chosen = set(selection_of(one).revisions)
         about = bool(chosen) and chosen <= alone
-        if not about and not named_in([one.reason, one.remark, one.subject, wish], subject.keys):
+        if not about and not named_in([one.reason, one.remark, one.subject, _values(one)], subject.keys):
             continue
         if one.waits(now):
             text = _("%(request)s names one of these keys, or is about these messages alone. Reject it first.")
@@ -241,6 +241,13 @@ def _requests(subject: _Subject) -> list[int]:
             raise Refused(text % {"request": one})
         naming.append(one.pk)
     return naming
+
+
+def _values(request: ApprovalRequest) -> Any:
+    try:
+        return json.loads(request.wish)
+    except ValueError:
+        return request.wish
 
 
 def _runs(keys: Collection[str]) -> list[int]:

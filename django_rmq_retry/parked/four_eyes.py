@@ -14,6 +14,8 @@ from django_rmq_retry.models import ApprovalRequest, GatedAct
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import Selection
 
+EDITS = (GatedAct.EDIT, GatedAct.EDIT_MANY)
+"""The acts that store a change and send nothing."""
 NO_MESSAGES = Selection(as_of=datetime.fromtimestamp(0, UTC), count=0)
 
 
@@ -40,24 +42,48 @@ class Wish:
 
     @classmethod
     def of(cls, request: ApprovalRequest) -> "Wish":
-        """Return the wish of a request; its messages are those that were asked for, also if a filter chose them."""
-        stored = json.loads(request.wish)
-        chosen = Selection.of_facts(stored["selection"])
+        """Return the wish of a request; its messages are those that were asked for, also if a filter chose them.
+
+        Raise UnreadableWish if it cannot be read any more.
+        """
+        chosen, terms = _read(request)
         return cls(
             act=GatedAct(request.act),
             count=request.count,
             subject=request.subject,
             reason=request.reason,
             selection=chosen if chosen.named else replace(chosen, request=request.pk),
-            terms=stored["terms"],
+            terms=terms,
             body=bytes(request.body),
             properties=bytes(request.properties),
         )
 
 
+class UnreadableWish(Refused):
+    """Something other than this package has overwritten what a request asks for."""
+
+    def __init__(self, request: ApprovalRequest) -> None:
+        text = _("What %(request)s asks for cannot be read: its row in the database was changed. Reject it, ask again.")
+        super().__init__(text % {"request": request})
+
+
+def _read(request: ApprovalRequest) -> tuple[Selection, Mapping[str, Any]]:
+    try:
+        stored = json.loads(request.wish)
+        return Selection.of_facts(stored["selection"]), dict(stored["terms"])
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UnreadableWish(request) from error
+
+
 def selection_of(request: ApprovalRequest) -> Selection:
-    """Return the selection of a request as it was stored; if a filter chose its messages, they are its members."""
-    return Selection.of_facts(json.loads(request.wish)["selection"])
+    """Return the selection of a request as it was stored; if a filter chose its messages, they are its members.
+
+    It is empty if it cannot be read any more, so that the other pages and the rejection work all the same.
+    """
+    try:
+        return _read(request)[0]
+    except UnreadableWish:
+        return NO_MESSAGES
 
 
 def seal_of(request: ApprovalRequest) -> str:

@@ -1,17 +1,31 @@
-"""What became of a parked message, and who decided it: one sentence for pages, commands and refusals."""
+"""What became of a parked message or a request, and who decided it: one sentence for pages, commands and refusals."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from django.utils.translation import gettext as _
+from django.utils.translation import pgettext
 
 from django_rmq_retry.attempts.history import attempts_of, handlings
-from django_rmq_retry.models import Action, Attempt, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
+from django_rmq_retry.models import (
+    Action,
+    ApprovalRequest,
+    Attempt,
+    OperatorAction,
+    ParkedMessage,
+    RequestState,
+    RequeueItem,
+    RequeueRun,
+    State,
+)
 from django_rmq_retry.models.parked import resolution_text
 from django_rmq_retry.parked.audit import acts_on
+from django_rmq_retry.parked.four_eyes import EDITS, selection_of
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.policies.verdict import ACK
-from django_rmq_retry.wording import minute, second
+from django_rmq_retry.wording import minute, number, second
 
 DECIDED_BY: Mapping[str, Action] = {State.DISCARDED: Action.DISCARD, State.ON_HOLD: Action.HOLD}
 """The action that put a message into a state."""
@@ -124,3 +138,48 @@ def decided_meanwhile(selection: Selection) -> str:
 
 def _minute(at: datetime | None) -> str:
     return "-" if at is None else minute(at)
+
+
+def standing(known: ApprovalRequest, state: str) -> str:
+    """Return the state of a request; of an approved one with what became of its messages since."""
+    became = became_of(known)
+    return _("Approved: %(became)s") % {"became": became} if became else state
+
+
+def became_of(known: ApprovalRequest) -> str:
+    """Return what became of the messages of an approved request; empty if its state says it."""
+    if known.state != RequestState.DONE:
+        return ""
+    if known.run is not None:
+        return _run(RequeueRun.objects.filter(pk=known.run).first())
+    if known.act not in EDITS:
+        return ""
+    rows = ParkedMessage.objects.filter(pk__in=selection_of(known).revisions)
+    fates = Counter(_fate(known, row) for row in rows.values("state", "requeued_at"))
+    if sum(fates.values()) == 1:
+        return next(iter(fates))
+    return " · ".join(f"{number(count)} {fate}" for fate, count in fates.most_common())
+
+
+def _fate(known: ApprovalRequest, row: Mapping[str, Any]) -> str:
+    """Return what became of an edited message since its edit was approved."""
+    ends: dict[str, str] = {
+        State.PROCESSED: pgettext("what became of it", "processed"),
+        State.DISCARDED: pgettext("what became of it", "discarded"),
+        State.REQUEUED: pgettext("what became of it", "sent, its outcome is not known yet"),
+        State.REQUEUEING: pgettext("what became of it", "being sent"),
+    }
+    if row["state"] in ends:
+        return ends[row["state"]]
+    sent = row["requeued_at"] and known.decided_at and row["requeued_at"] > known.decided_at
+    if sent:
+        return pgettext("what became of it", "sent, and failed again")
+    return pgettext("what became of it", "stored, not sent yet")
+
+
+def _run(run: RequeueRun | None) -> str:
+    if run is None:
+        return ""
+    text = _("%(state)s, %(sent)s of %(total)s sent, %(processed)s processed, %(failed)s failed again")
+    counts = {name: number(getattr(run, name)) for name in ("sent", "total", "processed", "failed")}
+    return text % {"state": run.get_state_display(), **counts}

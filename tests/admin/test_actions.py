@@ -72,6 +72,21 @@ def test_a_message_is_discarded_for_a_reason_and_restored_after_that_was_read(pa
     check_audit_log()
 
 
+@pytest.mark.parametrize(("name", "says"), [("in_order", True), ("transfer", False)])
+def test_before_a_restore_the_page_says_that_the_ordering_key_stays_unblocked(
+    page: Client, name: str, *, says: bool
+) -> None:
+    @handler("payments.ordered", name="in_order", order_by=lambda message: message.id)
+    def in_order(message: Delivery) -> None:
+        """Nothing."""
+
+    one = made.message(handler=name)
+    discard_messages([one.pk])
+    shown = page.get(f"{MESSAGES}{one.pk}/restore/")
+
+    assert ("restoring it does not block the key again" in Page(shown).text) is says
+
+
 def test_a_refusal_names_who_discarded_the_message_meanwhile_and_when(page: Client) -> None:
     one = made.message(business_key="PAY-1")
     other = made.message(one.group, business_key="PAY-2")

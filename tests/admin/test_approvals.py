@@ -599,3 +599,61 @@ def test_who_may_see_no_requests_learns_of_one_without_a_link(ann: User) -> None
 
     assert "ann asks for" in page.text
     assert [address for address in page.links.values() if "approvalrequest" in address] == []
+
+
+@pytest.mark.parametrize("wish", ["no JSON", "[]", '{"selection": 7, "terms": {}}', '{"terms": {}}'])
+@pytest.mark.parametrize("ask", [discarding, requeueing, editing])
+def test_a_request_that_something_else_has_overwritten_is_one_sentence_and_can_be_rejected(
+    ann: User, bob: User, page: Client, ask: Asking, wish: str
+) -> None:
+    """Its page, each page of its messages, and Live status failed with a server error."""
+    address = ask(client_of(ann))
+    known = ApprovalRequest.objects.get()
+    ApprovalRequest.objects.update(wish=wish)
+    second = client_of(bob)
+    shown, one = second.get(address), ParkedMessage.objects.order_by("pk")[0]
+    others = [REQUESTS, f"{ADMIN}parkedmessage/{one.pk}/change/", f"{ADMIN}errorgroup/", f"{ADMIN}livestatus/"]
+
+    said = (
+        f"What Request {known.pk} asks for cannot be read: its row in the database was changed. Reject it, ask again."
+    )
+    assert Page(shown).text.count(said) == 1
+    assert [page.get(other).status_code for other in others] == [200] * 4
+    approved = second.post(f"{REQUESTS}{known.pk}/approve/", {"seen": mark(known)})
+    assert approved.status_code == 422
+    assert f"Nothing was done: by the audit log, Request {known.pk} is not what was asked for." in Page(approved).text
+    press(second, second.get(address), "Reject", remark="overwritten")
+    known.refresh_from_db()
+    assert known.state == RequestState.REJECTED
+
+
+def test_the_audit_log_names_an_edit_by_its_business_key(ann: User, bob: User) -> None:
+    """ "#242" stood there, which nobody searches for."""
+    address = editing(client_of(ann))
+    second = client_of(bob)
+    press(second, second.get(address), "Approve")
+    acts = OperatorAction.objects.filter(action__in=("ask", "approve", "edit")).order_by("number")
+
+    assert [(act.action, act.subject) for act in acts] == [("ask", "PAY-1"), ("edit", "PAY-1"), ("approve", "PAY-1")]
+
+
+def test_who_must_not_see_the_message_of_an_edit_reads_its_number(ann: User) -> None:
+    address = editing(client_of(ann))
+    one = ParkedMessage.objects.order_by("pk")[0]
+    reader = client_of(made.person("reader", "view_approvalrequest"))
+
+    for text in (Page(reader.get(place)).text for place in (address, REQUESTS)):
+        assert "PAY-1" not in text
+    assert f"#{one.pk}" in Page(reader.get(address)).text
+
+
+@pytest.mark.parametrize("address", ["errorgroup/", "errorgroup/{group}/change/", "parkedmessage/{message}/change/"])
+def test_a_request_is_named_as_long_as_it_waits_also_if_no_act_needs_a_second_person_any_more(
+    ann: User, page: Client, settings: Any, address: str
+) -> None:
+    discarding(client_of(ann))
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "FOUR_EYES": {}}
+    one = ParkedMessage.objects.order_by("pk")[0]
+    shown = page.get(ADMIN + address.format(group=one.group_id, message=one.pk))
+
+    assert "ann asks for: Discard 2 messages" in Page(shown).text

@@ -486,7 +486,7 @@ def test_a_key_that_is_not_found_may_belong_to_a_message_that_waits_for_a_retry(
         waits: dict[str, Any] = {"identity": name, "at": now, "next_at": now + timedelta(minutes=3)}
         made.attempt(made.message(business_key=f"PAY-{name}"), 1, **waits)
     made.attempt(made.message(business_key="PAY-3"), 1, identity="late", at=now, next_at=now - timedelta(minutes=3))
-    said = "2 messages wait for a retry and may have some of these keys."
+    said = "2 messages wait until they are due and may have some of these keys."
 
     assert said in Page(pasted(page, "PAY-one, PAY-9")).text
     assert said not in Page(pasted(page, "PAY-one")).text

@@ -99,7 +99,23 @@ def test_a_command_asks_and_another_account_approves(name: str, monkeypatch: pyt
     assert (approved.code, done(name)) == (Exit.DONE, True)
     assert f"{ME}, approved by bob" in acts
     assert run("rmq_parked", "approvals").code == Exit.NOTHING
-    assert run("rmq_parked", "approvals", "--decided").lines[1][1] == "done"
+    assert run("rmq_parked", "approvals", "--decided").lines[1][1].partition(":")[0] == "done"
+
+
+@pytest.mark.usefixtures("bob", "typed")
+@pytest.mark.parametrize("name", ["edit", "edit_many"])
+def test_an_approved_edit_is_stored_and_says_that_nothing_is_sent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was "carried out", as if the payment had been sent."""
+    asked(name)
+    number = str(ApprovalRequest.objects.get().pk)
+    monkeypatch.setattr(operators, "account", lambda _login: "bob")
+    monkeypatch.setattr(getpass, "getuser", lambda: "bob")
+    approved = run("rmq_parked", "approve", number, "--user", "bob", "--yes", "--keys-checked")
+    state = run("rmq_parked", "approvals", "--decided").lines[1][1]
+
+    assert approved.out == f"Request {number} is approved. The change is stored, and nothing is sent yet.\n"
+    assert "To send what was edited: manage.py rmq_parked requeue " in approved.err
+    assert state == ("done: stored, not sent yet" if name == "edit" else "done: 2 stored, not sent yet")
 
 
 @pytest.mark.usefixtures("bob")

@@ -20,7 +20,7 @@ from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.outbox_actions import discard_outbox
 from django_rmq_retry.publishing import outbox
 from tests.admin.made import person
-from tests.operators.made import ANN, QUEUE, discard_messages, record
+from tests.operators.made import ANN, QUEUE, discard_messages, record, restore_messages
 from tests.parked.arrivals import ticket_header
 from tests.tooling.brokers import broker_away
 
@@ -81,6 +81,17 @@ def test_discarding_the_blocker_sends_the_next_message() -> None:
     known = recorded()
 
     discard_messages([known.pk])
+
+    row = BlockedKey.objects.get()
+    assert (row.blocker, row.parked, row.waiting, sent()) == ("m2", False, 1, [(QUEUE, "m2")])
+
+
+def test_a_discarded_message_that_is_restored_does_not_block_its_key_again() -> None:
+    standstill()
+    known = recorded()
+    discard_messages([known.pk])
+
+    restore_messages([known.pk])
 
     row = BlockedKey.objects.get()
     assert (row.blocker, row.parked, row.waiting, sent()) == ("m2", False, 1, [(QUEUE, "m2")])
