@@ -117,14 +117,22 @@ def withheld(request: HttpRequest) -> str:
 class OutboxList(ChangeList):
     """The list of rows, each with its type, and with its business keys if its body is small."""
 
+    framed = False
+    placeholder = gettext_lazy("id of the message")
+
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         self.result_list = list(self.result_list)
-        self.same = () if any(row.order_key for row in self.result_list) else ("order",)
         hidden = withheld(request)
         for row in self.result_list:
             row.kind = "" if hidden else properties_of(row).type
             row.keys = keys_of(row, bytes(row.small_body)) if row.small_body and not hidden else []
+        # An empty outbox has nothing to search: there the field in the frame finds parked messages, as elsewhere.
+        self.framed = bool(self.result_count or self.query or self.params)
+        columns = {"order": "order_key", "kind": "kind"}
+        self.same = [
+            name for name, field in columns.items() if not any(getattr(row, field) for row in self.result_list)
+        ]
 
 
 @admin.register(OutboxMessage)

@@ -629,6 +629,13 @@ def test_an_empty_outbox_has_no_search_field(page: Client) -> None:
     some = page.get("/admin/rmq_retry/outboxmessage/").content.decode()
 
     assert ['id="searchbar"' in one for one in (empty, nothing, some)] == [False, True, True]
+    assert [one.count('name="q"') for one in (empty, nothing, some)] == [1, 1, 1], "two fields stood there"
+    said = ("No message waits in the outbox.", "No message in the outbox has this id")
+    assert [[text in one for text in said] for one in (empty, nothing, some)] == [
+        [True, False],
+        [False, True],
+        [False, False],
+    ]
 
 
 OUTBOX = "/admin/rmq_retry/outboxmessage/"
