@@ -25,6 +25,8 @@ BADGES: Mapping[ProcessState, tuple[str, str, Any]] = {
     ProcessState.REPLACED: ("discarded", "↻", pgettext_lazy("consumer", "replaced")),
 }
 
+LATE = ("on-hold", "!", pgettext_lazy("consumer", "handler hangs"))
+"""The badge of a process with a handler beyond its deadline, or that blocks the others: green would hide it."""
 ENDED = ("parked", "✕", pgettext_lazy("consumer", "ended"))
 
 
@@ -39,7 +41,8 @@ class ProcessRow:
 
     @classmethod
     def of(cls, process: Process) -> "ProcessRow":
-        kind, sign, label = ENDED if process.ended else BADGES[process.state]
+        ill = process.state is ProcessState.RUNNING and (process.late or process.blocked)
+        kind, sign, label = ENDED if process.ended else LATE if ill else BADGES[process.state]
         lost = dict.fromkeys(one.queue for one in process.in_flight if one.auto_ack)
         return cls(
             process=process,

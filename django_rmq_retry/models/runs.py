@@ -1,5 +1,6 @@
 """Models for a bulk requeue: the requeue run with its selection and rate, and the state of each message."""
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -61,6 +62,16 @@ class RunWait(models.TextChoices):
         "no_way_back",
         _("The broker does not take the retries back. Check the queues, then resume or stop it."),
     )
+
+
+STOOD_STILL: Mapping[str, Any] = {
+    RunWait.BROKER_AWAY: _("No connection to the broker."),
+    RunWait.CANARY_FAILED: _("The test message failed again."),
+    RunWait.CANARY_SILENT: _("The test message has no outcome after a minute."),
+    RunWait.GUARD: _("More messages failed again than the requeue run allows."),
+    RunWait.NO_WAY_BACK: _("The broker does not take the retries back."),
+}
+"""The same of a run that was stopped, without what follows or what to do: neither holds any more."""
 
 
 class ItemReason(models.TextChoices):
@@ -236,7 +247,10 @@ class RequeueRun(models.Model):
     @property
     def explanation(self) -> str:
         """The reason that it waits or has stopped, in the reader's language, and the note."""
-        return " ".join(filter(None, (str(self.get_wait_display()) if self.wait else "", self.note)))
+        why = str(self.get_wait_display()) if self.wait else ""
+        if self.state == RunState.STOPPED:
+            why = str(STOOD_STILL.get(self.wait, why))
+        return " ".join(filter(None, (why, self.note)))
 
     def end_listing(self) -> None:
         """End the listing where it is: a message without an item is no longer part of the requeue run."""

@@ -67,6 +67,7 @@ def test_a_handler_beyond_its_deadline_stands_out_and_its_process_is_listed_firs
 
     assert text.index("b:4711") < text.index("a:4711")
     assert text.count("beyond its deadline") == 1
+    assert ("b:4711 ! handler hangs" in text, "a:4711 ✓ running" in text) == (True, True)
     assert re.search(r"In flight for 3\d s ! beyond its deadline of 30 s", text)
 
 
@@ -105,7 +106,7 @@ def test_a_vanished_process_is_listed_with_its_messages(page: Client) -> None:
     made.consumer(host="z", seconds=60, in_flight=[made.in_flight(seconds=80, key="PAY-9")])
     text = shown(page)
 
-    assert text.index("z:4711 ✕ vanished") < text.index("a:4711 ✓ running")
+    assert text.index("z:4711 ✕ vanished") < text.index("a:4711 ! handler hangs")
     assert f"{GONE} {AGAIN} 1 message was in flight at the last heartbeat" in text
     # What it has done since its last heartbeat is not known.
     assert re.search(r"PAY-9 Attempt 1 Started 1 min ago", text)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.utils import timezone
+from django.utils.translation import override
 
 from django_rmq_retry import Message
 from django_rmq_retry.models import ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
@@ -418,3 +419,19 @@ def needs(client: Client) -> list[str]:
     found = client.get("/admin/rmq_retry/livestatus/").context["needs"]
     texts = [f"{one.problem.text} {one.problem.why}" for one in found if one.problem.code.name.startswith("RUN_")]
     return [re.sub(r" for \d+ \w+", "", text) for text in texts]
+
+
+@pytest.mark.parametrize("language", ["en", "de", "fr", "ru", "uk", "zh-hans"])
+def test_a_stopped_run_says_why_it_stood_still_and_not_to_resume_it(page: Client, language: str) -> None:
+    """ "Check them, then resume or stop it" stood there, and nothing can be resumed or stopped."""
+    with override(language):
+        run = run_of(state=RunState.PAUSED, wait=RunWait.GUARD, stop_at=20)
+        asked = run.explanation
+        run.state = RunState.STOPPED
+
+        assert asked.startswith(run.explanation)
+        assert 10 < len(run.explanation) < len(asked)
+    updated(run, state=RunState.STOPPED)
+    listed = Page(page.get(RUNS)).text
+    assert "More messages failed again than the requeue run allows." in listed
+    assert "resume or stop it" not in listed + shown(page, run)
