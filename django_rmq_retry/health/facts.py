@@ -208,7 +208,7 @@ class Unmigrated(Exception):
 
 
 def survey(*, page: bool = False) -> Survey:
-    """Survey the database with about 15 queries; raise its errors.
+    """Survey the database with about 20 queries; raise its errors.
 
     With ``page`` missing tables are not looked for, and no error of the outbox is raised: a page says so itself.
     """
@@ -321,20 +321,19 @@ def parked_origins() -> ParkedByOrigin:
 
 
 def parked(now: datetime, stopped: Iterable[str], origins: ParkedByOrigin) -> tuple[ParkedCounts, SilentCopies]:
-    """Return what else is known of the parked messages.
+    """Return what else is known of the parked messages, and those that were requeued and have no outcome.
 
-    With them, in the same query, those that were requeued and have no outcome, but not in stopped queues.
+    Two queries: those without an outcome are mostly none, and Django takes long to make one that also counts them.
     """
     rows = ParkedMessage.objects.filter(state=State.PARKED)
     recent = ParkedMessage.objects.filter(parked_at__gte=now - RECENT).order_by()
-    silent = _silent(now, stopped)
     totals = ErrorGroup.objects.aggregate(
         oldest=Min(Subquery(rows.order_by("parked_at").values("parked_at")[:1])),
         recent=Max(_Counted(recent.values("pk")[: MOST_RECENT + 1])),
-        silent=Max(_Counted(silent.values("pk")[: MOST_SURVEYED_MESSAGES + 1])),
-        silent_since=Min(Subquery(silent.order_by("requeued_at").values("requeued_at")[:1])),
     )
     lately = totals["recent"] or 0
+    silent = _silent(now, stopped).order_by("requeued_at")[: MOST_SURVEYED_MESSAGES + 1]
+    since = list(silent.values_list("requeued_at", flat=True))
     return (
         ParkedCounts(
             count=origins.total,
@@ -344,7 +343,7 @@ def parked(now: datetime, stopped: Iterable[str], origins: ParkedByOrigin) -> tu
             recent_at_least=lately > MOST_RECENT,
             oldest=totals["oldest"],
         ),
-        SilentCopies(count=totals["silent"] or 0, oldest=totals["silent_since"]),
+        SilentCopies(count=len(since), oldest=since[0] if since else None),
     )
 
 
@@ -357,17 +356,21 @@ def _silent(now: datetime, stopped: Iterable[str]) -> "QuerySet[ParkedMessage]":
 
 
 def overdue_retries(now: datetime) -> tuple[OverdueRetries, ...]:
-    """Return the queues whose retries were due and have not come, by one query that looks at those due last."""
+    """Return the queues whose retries were due and have not come, of those due last; one query, as mostly all came."""
     later = Attempt.objects.filter(identity=OuterRef("identity"), started_at__gt=OuterRef("started_at"))
     # The broker parks a message that expires, or that its queue rejects, without an attempt.
     recorded = ParkedMessage.objects.filter(identity=OuterRef("identity"), parked_at__gt=OuterRef("started_at"))
     due = Attempt.objects.filter(
         verdict=Kind.RETRY.value, next_at__gt=now - OVERDUE_REPORTED_FOR, next_at__lt=now - RETRY_OVERDUE
     )
-    rows = due.order_by("-next_at").annotate(attempted=Exists(later), recorded=Exists(recorded))
+    # In this order: of nearly all the next attempt is known, and then no record is looked up.
+    came = Case(When(Exists(later), then=True), When(Exists(recorded), then=True), default=False)
+    rows = due.order_by("-next_at").annotate(came=came)[:MOST_RETRIES]
+    if not rows.aggregate(n=Count("pk", filter=Q(came=False)))["n"]:
+        return ()
     found: dict[str, list[datetime]] = {}
-    for queue, at, attempted, known in rows.values_list("queue", "next_at", "attempted", "recorded")[:MOST_RETRIES]:
-        if at is not None and not (attempted or known):
+    for queue, at, known in rows.values_list("queue", "next_at", "came"):
+        if at is not None and not known:
             found.setdefault(queue, []).append(at)
     return tuple(
         OverdueRetries(queue=queue, count=len(dues), oldest=min(dues)) for queue, dues in sorted(found.items())

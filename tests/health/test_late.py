@@ -104,12 +104,10 @@ def test_many_requeued_messages_are_counted_up_to_a_limit(monkeypatch: pytest.Mo
 
 
 def test_both_are_found_by_indexes() -> None:
-    with CaptureQueriesContext(
-        connection,
-    ) as queries:
+    with CaptureQueriesContext(connection) as queries:
         survey()
     late = [one["sql"] for one in queries if "next_at" in one["sql"]]
-    assert len(late) == 2, "one query of its own, and a part of the one that counts the parked messages"
+    assert len(late) == 2, "one for retries, and one for requeued messages"
     if connection.vendor != "sqlite":
         return
     with connection.cursor() as cursor:
