@@ -40,7 +40,7 @@ NO_QUEUES = Gauged(levels=(), api_set=False)
 """What is known of the queues without the broker."""
 AWAY = (BrokerUnreachable, BrokerRefused, NotRunning)
 """The errors of a broker that does not answer."""
-UNCONSUMED = (Code.NO_CONSUMER, Code.IDLE)
+UNCONSUMED = (Code.NO_CONSUMER, Code.IDLE, Code.PERHAPS_STOPPED)
 FOLLOWING = (Code.NOT_RECORDED, Code.RUN_IDLE)
 """What no consumer does while none is alive, whichever queue or run it is about."""
 WITH_BROKER = (Code.DISCONNECTED, Code.RETRIES_OVERDUE, Code.OUTBOX_OVERDUE, Code.OUTBOX_REFUSED, Code.OUTBOX_WAITS)
@@ -74,7 +74,12 @@ class Health:
         without = excused(map(state_of, stopped), now)
         late = late_handlers(self.survey.processes, self.survey.at) if self.survey else {}
         return Queues(
-            levels=self.gauged.levels, excused=without, limits=self.limits, vhost=self.gauged.vhost, late=late
+            levels=self.gauged.levels,
+            excused=without,
+            limits=self.limits,
+            vhost=self.gauged.vhost,
+            late=late,
+            stops_known=not self.trouble,
         )
 
     @cached_property

@@ -121,6 +121,8 @@ class Queues:
     limits: Limits = Limits()
     vhost: str = "/"
     late: Mapping[str, LateHandlers] = field(default_factory=dict)
+    stops_known: bool = True
+    """False while the database does not tell which queues are stopped, so that no consumer may be needed."""
 
     def judged(self) -> list[Judged]:
         return [Judged(level=level, problems=tuple(self._of(level))) for level in self.levels]
@@ -148,11 +150,15 @@ class Queues:
 
     def _of_present(self, level: Level, problem: Callable[..., Problem]) -> Iterator[Problem]:
         consumers = level.consumers or 0
-        if self._is_unread(level):
+        needs = level.role is Role.WORK and level.queue not in self.excused
+        if needs and not consumers and not self.stops_known:
+            yield problem(code=Code.PERHAPS_STOPPED)
+            needs = False
+        elif self._is_unread(level):
             which = f" {shlex.quote(level.queue)}" if level.role is Role.WORK else ""
             yield problem(code=Code.NO_CONSUMER, values={"which": which})
         least = self.limits.min_consumers
-        if level.role is Role.WORK and consumers < least and level.queue not in self.excused:
+        if needs and consumers < least:
             yield problem(code=Code.FEW_CONSUMERS, count=consumers, values={"least": least})
         if level.role is Role.WAITING and consumers:
             yield problem(code=Code.TOO_EARLY, values={"vhost": shlex.quote(self.vhost)})
@@ -164,7 +170,7 @@ class Queues:
         # Another program reads it, perhaps not at this moment.
         if level.role is Role.OTHER and level.ready and not consumers and "x-message-ttl" not in level.arguments:
             yield problem(code=Code.UNREAD)
-        if level.role is Role.WORK and level.queue not in self.excused:
+        if needs:
             yield from self._of_work(level, problem)
         if level.role is Role.PARKED and level.ready and not consumers and conf.settings().records:
             yield problem(code=Code.NOT_RECORDED)
@@ -186,12 +192,12 @@ class Queues:
         work = level.queue.removesuffix(QUARANTINE) if level.role is Role.QUARANTINE else level.queue
         readers = [one.consumers for one in self.levels if one.queue in (level.queue, work)]
         needs = level.role in (Role.WORK, Role.REPLY, Role.QUARANTINE) and work not in self.excused
+        needs = needs and (self.stops_known or level.role is Role.REPLY)
         return bool(needs and level.ready and not any(readers))
 
     def _of_abandoned(self, level: Level, problem: Callable[..., Problem]) -> Problem:
         if not level.ready and not level.consumers:
-            command = f"manage.py rmq_delete {self._whole(level)}"
-            return problem(code=Code.EMPTY, values={"command": command})
+            return self._of_empty(level, problem)
         if level.consumers:
             return problem(code=Code.HANDED_OVER)
         # Retries that return to a queue with consumers are handled.
@@ -202,6 +208,25 @@ class Queues:
         moved = level.queue if returns else self._whole(level)
         command = f"manage.py rmq_declare --recreate {moved} --move-to NEW"
         return problem(code=Code.ABANDONED, values={"command": command})
+
+    def _of_empty(self, level: Level, problem: Callable[..., Problem]) -> Problem:
+        """Name the command that deletes an abandoned queue, unless it would delete messages of a queue beside it."""
+        whole = self._whole(level)
+        beside = [one for one in self.levels if one.abandoned and whole in (one.queue, one.home)]
+        held = sum(one.ready or 0 for one in beside)
+        if any(one.consumers for one in beside):
+            rest = _("others still read queue %(whole)s") % {"whole": whole}
+        elif held:
+            text = ngettext(
+                "first move the %(number)s message of %(whole)s: %(command)s",
+                "first move the %(number)s messages of %(whole)s: %(command)s",
+                held,
+            )
+            command = f"manage.py rmq_declare --recreate {whole} --move-to NEW"
+            rest = text % {"number": number(held), "whole": whole, "command": command}
+        else:
+            return problem(code=Code.EMPTY, values={"command": f"manage.py rmq_delete {whole}"})
+        return problem(code=Code.EMPTY_KEPT, values={"rest": rest})
 
     def _whole(self, level: Level) -> str:
         """Return the queue with which an abandoned queue is deleted or moved."""

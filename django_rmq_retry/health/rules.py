@@ -534,6 +534,12 @@ class Code(Enum):
         fix="Start manage.py rmq_consume %(quoted)s",
         page=ActingPage.CONSUMERS,
     )
+    PERHAPS_STOPPED = replace(
+        IDLE,
+        why=_("It may be paused, or its breaker open: only the database knows, and it does not answer."),
+        fix="Repair the database first, then manage.py rmq_status shows whether consumers are missing.",
+        known_as="IDLE",
+    )
     SEVERAL_IDLE = replace(
         IDLE,
         word="",
@@ -607,6 +613,7 @@ class Code(Enum):
             "count",
         ),
     )
+    EMPTY_KEPT = _information(Area.TOPOLOGY)(word=_("abandoned"), row=_("abandoned, empty; %(rest)s"))
     EMPTY = _information(Area.TOPOLOGY)(word=_("abandoned"), row=_("abandoned, empty: %(command)s"), fix="%(command)s")
 
 

@@ -225,7 +225,8 @@ class BrokerExamination:
 
     def judged(self) -> list[Finding]:
         """Return what the rules find in all that is known, as each page and command that shows health does."""
-        return [Finding.of(problem) for problem in self.health.problems if problem.code not in OF_PLAN]
+        said = (*OF_PLAN, Code.DATABASE_UNUSABLE)
+        return [Finding.of(problem) for problem in self.health.problems if problem.code not in said]
 
     def _looks(self, declarer: Declarer) -> Mapping[Area, Examiner]:
         """Return the looks in their order; the test of publishing comes last, because an alarm ends the session."""

@@ -21,6 +21,7 @@ from django_rmq_retry.health.rules import Code, Severity
 from django_rmq_retry.management.findings import Finding
 from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import QueueControl
+from django_rmq_retry.topology.declarations import Role
 from django_rmq_retry.topology.plan import Plan, PlanState
 
 WATCHING = f"Waiting {LAG_SECONDS:g} s to detect messages in flight: the management API reports them with that delay."
@@ -71,8 +72,17 @@ class BrokerStatus:
     def condition(self, row: Judged) -> Condition:
         queue, stopped, halt = row.level.queue, self.stopped(row) is not None, self.health.halts.get(row.level.queue)
         return Condition.of(
-            [row], stopped=stopped, halt=halt, waiting=self.waiting[queue], parked=self.parked(row.level)
+            [row],
+            stopped=stopped,
+            halt=halt,
+            waiting=self.waiting[queue],
+            parked=self.parked(row.level),
+            current=self.stops_known(row),
         )
+
+    def stops_known(self, row: Judged) -> bool:
+        """Return False for a work queue while the database does not tell whether it is paused or halted."""
+        return not (self.health.trouble and row.level.role is Role.WORK)
 
     def parked(self, level: Level) -> int:
         """Return the number of parked messages that failed in a queue; they wait in the database."""
@@ -118,7 +128,7 @@ def state(seen: BrokerStatus, row: Judged) -> tuple[str, str]:
 
 def _words(seen: BrokerStatus, row: Judged, condition: Condition) -> str:
     if condition is Condition.UNKNOWN:
-        return "-"
+        return "-" if seen.stops_known(row) else "unknown"
     text = str(condition.word)
     match condition:
         case Condition.FAULTY:
@@ -259,7 +269,7 @@ def _queue_data(seen: BrokerStatus, row: Judged) -> Mapping[str, object]:
         "consumers": level.consumers,
         "in_per_second": level.arriving,
         "out_per_second": level.leaving,
-        "stopped": seen.stopped(row) is not None,
+        "stopped": seen.stopped(row) is not None if seen.stops_known(row) else None,
         "problems": [problem.row for problem in row.errors if problem.code is not Code.BREAKER_OPEN],
         "abandoned": level.abandoned,
         "remark": row.remark,

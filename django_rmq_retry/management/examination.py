@@ -123,6 +123,7 @@ class RecordExamination:
                 wrong += 1
                 yield finding
         if self._unread:
+            self.health = replace(self.health, trouble=self._unread)
             return
         survey, trouble = surveyed(self._timeout)
         if survey is not None:
@@ -131,6 +132,7 @@ class RecordExamination:
             yield f"{self._alias!r} ({vendor}), round trip {seconds * 1000:.0f} ms."
             return
         self._unread = f"the tables of {self._alias!r} cannot be read" if trouble else "RECORDS is off"
+        self.health = replace(self.health, trouble=trouble)
         if trouble and not wrong:
             yield unusable(self._alias, trouble)
         elif not trouble:

@@ -372,7 +372,8 @@ def test_the_admin_shows_abandoned_queues(amqp: BlockingChannel) -> None:
         if one.level.abandoned
     }
 
-    empty = ["abandoned, empty: manage.py rmq_delete shop.broken"]
+    first = "first move the 1 message of shop.broken: manage.py rmq_declare --recreate shop.broken --move-to NEW"
+    empty = [f"abandoned, empty; {first}"]
     assert told == {
         "shop.broken": [
             "abandoned, 1 message, no consumer: manage.py rmq_declare --recreate shop.broken --move-to NEW"

@@ -551,6 +551,22 @@ class TestConsumers:
         assert not compared.called
 
 
+@pytest.mark.usefixtures("declared")
+def test_without_the_database_no_consumer_is_to_be_started_for_a_queue_that_may_be_paused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def away(_alias: str) -> list[str]:
+        raise OperationalError("connection to server failed")
+
+    monkeypatch.setattr(f"{EXAMINATION}.unapplied", away)
+    [(why, fix)] = [
+        (one["why"], one["fix"]) for one in examined().data["findings"] if "has no consumer" in one["problem"]
+    ]
+
+    assert why.startswith("It may be paused, or its breaker open")
+    assert fix.startswith("Repair the database first")
+
+
 @pytest.mark.usefixtures("consumed")
 class TestDatabase:
     @pytest.mark.database

@@ -218,6 +218,17 @@ def test_a_queue_whose_messages_wait_until_they_are_due_is_neither_ok_nor_in_tro
     assert [state(seen, row) for row in seen.rows] == [("… waiting", ""), ("✓ OK", "")]
 
 
+def test_without_the_database_no_queue_is_ok_that_may_be_halted() -> None:
+    """A halted ledger with 19 messages behind its first one was "✓ OK", as long as the database was away."""
+    halted = Level(queue="ledger.post", role=Role.WORK, ready=19, consumers=2)
+    waits = Level(queue="ledger.post.retry.30s", role=Role.WAITING, ready=0, consumers=0)
+    gauged = Gauged(levels=(halted, waits), api_set=False)
+    seen = BrokerStatus.of(Health(survey=None, trouble="no answer", gauged=gauged))
+
+    assert [state(seen, row)[0] for row in seen.rows] == ["unknown", "✓ OK"]
+    assert [is_quiet(seen, row) for row in seen.rows] == [False, True]
+
+
 def test_a_queue_with_parked_messages_is_not_folded_among_those_that_are_ok() -> None:
     """rmq_status said "22 queues are empty and OK" of queues with 2,006 parked messages each."""
     record()

@@ -204,6 +204,8 @@ class TestDatabase:
         assert ["Database", "✕", "connection to server failed: Connection refused"] in ran.lines
         assert ["payments.charge", "work", "0", "0", "! no consumer reads this queue"] in ran.lines
         assert lines(ran)[0] == "Consumers unknown"
+        assert "It may be paused, or its breaker open" in ran.out
+        assert run("rmq_status", "--json").data["queues"][0]["stopped"] is None
         checked = run("rmq_status", "--check")
         assert (checked.code, checked.out) == (
             Exit.UNHEALTHY,

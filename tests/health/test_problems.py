@@ -116,6 +116,22 @@ def test_queues(levels: list[Level], expected: list[str]) -> None:
     assert [f"{one.level.queue} {problem.code.name}" for one in judged for problem in one.problems] == expected
 
 
+def test_without_the_database_a_queue_without_consumers_may_be_paused_or_its_breaker_open() -> None:
+    """It said "Start manage.py rmq_consume kyc.check" of a queue that a breaker had paused."""
+    levels = (
+        level("kyc.check", ready=3),
+        level("kyc.check.quarantine", Role.QUARANTINE, ready=1),
+        level("pay", consumers=2),
+    )
+    known = Health(survey=None, trouble="no answer", gauged=Gauged(levels=levels, api_set=True))
+
+    assert codes(known.needs) == ["DATABASE_UNUSABLE", "PERHAPS_STOPPED"]
+    assert known.needs[1].text == "Queue 'kyc.check' has no consumer."
+    assert known.needs[1].why.startswith("It may be paused, or its breaker open")
+    alone = replace(known, gauged=Gauged(levels=(level("kyc.check", ready=3), level("pay")), api_set=True))
+    assert codes(alone.needs) == ["DATABASE_UNUSABLE", "ALL_UNREAD"], "no consumer reads any queue"
+
+
 @pytest.mark.parametrize(
     ("home", "consumers", "command"),
     [
@@ -132,6 +148,22 @@ def test_an_abandoned_queue_is_moved_with_its_work_queue_unless_others_consume_t
     [_, judged] = Queues(levels=[work, parked]).judged()
 
     assert [problem.fix for problem in judged.problems] == [command]
+
+
+def test_an_empty_abandoned_queue_is_not_deleted_while_a_queue_beside_it_has_messages() -> None:
+    """A row said "abandoned, empty: manage.py rmq_delete payments.legacy" beside 5 messages of that queue."""
+    waits = level("old.retry.1s", Role.WAITING, abandoned=True, home="old")
+
+    def row(ready: int = 0, consumers: int = 0) -> str:
+        work = level("old", ready=ready, consumers=consumers, abandoned=True)
+        [_, judged] = Queues(levels=[work, waits]).judged()
+        return judged.remark
+
+    assert row(ready=5) == (
+        "abandoned, empty; first move the 5 messages of old: manage.py rmq_declare --recreate old --move-to NEW"
+    )
+    assert row(consumers=1) == "abandoned, empty; others still read queue old"
+    assert row() == "abandoned, empty: manage.py rmq_delete old"
 
 
 @pytest.mark.parametrize(
