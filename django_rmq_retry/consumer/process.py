@@ -27,7 +27,7 @@ from django_rmq_retry.database_connections import FreshConnections, close_for_fo
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.handlers import loop
 from django_rmq_retry.parked.run_driver import RunDriver
-from django_rmq_retry.publishing import broker_connections, outbox_rows
+from django_rmq_retry.publishing import broker_connections, outbox_rows, sender
 from django_rmq_retry.publishing.relay_thread import RelayThread
 from django_rmq_retry.telemetry.figures import Figures
 from django_rmq_retry.telemetry.http import HttpServer, HttpThread
@@ -166,7 +166,7 @@ class ConsumingProcess:
             self._stop_beside()
             if self._live is not None:
                 self._live.end()
-            broker_connections.close()
+            sender.close()
             connections.close_all()
         if self._consumer.hung or not ended:
             # A regular exit would wait for the thread of the hung handler, which may never end.
@@ -226,6 +226,8 @@ class ConsumingProcess:
         relaying = self._relaying
 
         def drained(empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
+            # What a handler has published in its transaction may be on its way, or have arrived after the last look.
+            empty = sender.sender.quiet() and empty
             relaying.report_emptiness(answer) if empty and relaying is not None else answer(empty)
 
         self._drainer.report_emptiness(drained) if self._drainer is not None else drained(True)  # noqa: FBT003 - the answer

@@ -1,5 +1,6 @@
 """Outbox rows that are due, claimed by a relay for one batch."""
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,10 +13,10 @@ from django.db.models import Exists, Min, OuterRef, Q, QuerySet
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.publishing.outbox_rows import READ, OutboxRow, row_from_table
-from django_rmq_retry.statements import write_first
+from django_rmq_retry.publishing.outbox_rows import READ, SPARE_SECONDS, OutboxRow, row_from_table
+from django_rmq_retry.statements import with_one_of, write_first
 
-MOST_BATCH_ROWS = 500
+MOST_BATCH_ROWS = 1000
 MOST_BATCH_BYTES = 16 * 1024 * 1024
 """Bytes of bodies in one batch."""
 Sized: TypeAlias = tuple[int, str, int]
@@ -82,8 +83,10 @@ def _take_rows(using: str, wanted: Wanted, *, lock: bool) -> list[OutboxRow]:
     heads = _heads(using, ready, wanted, lock=lock)
     room = 0 if wanted.only or wanted.alone else wanted.most - len(heads)
     followers = _followers(using, ready, heads, room, lock=lock) if room else []
-    rows = OutboxMessage.objects.using(using).filter(pk__in=_within([*heads, *followers])).order_by("pk")
-    return [row_from_table(row) for row in rows.values_list(*READ)]
+    ids = sorted(_within([*heads, *followers]))
+    found = with_one_of(OutboxMessage.objects.using(using).order_by("pk"), "id", ids)
+    until = time.monotonic() + SPARE_SECONDS
+    return [row_from_table(row, until=until) for some in found for row in some.values_list(*READ)]
 
 
 def _heads(using: str, ready: QuerySet[OutboxMessage], wanted: Wanted, *, lock: bool) -> list[Sized]:

@@ -2,13 +2,13 @@
 
 import logging
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 from django_rmq_retry.amqp.contracts import Cause, PublishResult, Scope
 from django_rmq_retry.publishing import outbox_rows
-from django_rmq_retry.publishing.outbox_rows import OutboxRow
+from django_rmq_retry.publishing.outbox_rows import OutboxRow, RowResult
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -84,6 +84,52 @@ def failed(row: OutboxRow, *, using: str, why: str, whose: RowFault) -> float:
         text = "Message %r waits in the outbox of %r and is sent again later: %s"
         log.warning(text, *_facts(row, using, why), extra=_extra(row, "outbox_retry"))
     return wait_after(attempts)
+
+
+@dataclass(slots=True, kw_only=True)
+class Recorded:
+    """What was written of some results."""
+
+    sent: list[int] = field(default_factory=list)
+    """The ids of the confirmed rows, which were deleted."""
+    free: list[OutboxRow] = field(default_factory=list)
+    """The rows that failed by no fault of their own. They are unchanged."""
+    failed: int = 0
+    """The number of rows that failed although the broker answered."""
+    away: str = ""
+    """Why the broker did not answer; empty if it did."""
+    denied: list[tuple[OutboxRow, float]] = field(default_factory=list)
+    """The rows without write permission, each with the seconds until its next attempt."""
+
+
+def record(
+    results: Sequence[RowResult], *, using: str, fault_of: Callable[[RowResult], RowFault] | None = None
+) -> Recorded:
+    """Delete confirmed rows, and postpone those with a fault of their own."""
+    recorded = Recorded(sent=[one.row.id for one in results if one.result.confirmed])
+    if recorded.sent:
+        outbox_rows.delete(recorded.sent, using=using)
+    suspects: list[int] = []
+    for one in results:
+        if one.result.confirmed:
+            continue
+        whose = fault(one.result, alone=False) if fault_of is None else fault_of(one)
+        if whose in (RowFault.BROKER, RowFault.SHARED):
+            recorded.free.append(one.row)
+            if suspect(one.result):
+                suspects.append(one.row.id)
+        if whose is RowFault.BROKER:
+            recorded.away = recorded.away or one.result.shown
+            continue
+        recorded.failed += 1
+        if whose is RowFault.SHARED:
+            continue
+        seconds = failed(one.row, using=using, why=one.result.shown, whose=whose)
+        if whose is RowFault.PERMISSION:
+            recorded.denied.append((one.row, seconds))
+    if suspects:
+        outbox_rows.send_alone(suspects, using=using)
+    return recorded
 
 
 def _facts(row: OutboxRow, using: str, why: str) -> tuple[str | None, str, str]:

@@ -54,6 +54,13 @@ wakers: set[Callable[[], None]] = set()
 """The wake-up functions of the relays in this process."""
 SKEW_SECONDS = 2.0
 """Seconds by which the clocks of two hosts may differ."""
+SPARE_SECONDS = 10.0
+"""Seconds beyond the publish timeout for which rows are leased to their writer."""
+
+
+def lease() -> float:
+    """Return the seconds for which only its writer may send a row."""
+    return settings().publish_timeout + SPARE_SECONDS
 
 
 def takes(using: str) -> bool:
@@ -113,17 +120,21 @@ class OutboxRow:
     """True if it is sent with no other row in flight."""
     due_at: datetime | None = None
     """The end of its lease. It identifies the holder: no other lease of the row ends at the same microsecond."""
+    until: float = float("inf")
+    """The monotonic time after which it is not sent: its lease could end before the publish does."""
 
 
 def insert(messages: Sequence[Message], *, using: str, lease: float) -> list[OutboxRow]:
     """Insert messages in their order, all or none. For `lease` seconds only the writer may send them."""
     connection = connections[using]
+    # Before the database is asked for anything: it may keep the insert waiting, while the lease runs.
+    until = time.monotonic() + SPARE_SECONDS
     now = database_clock.now(using)
     due = now + timedelta(seconds=lease)
     adapted = connection.ops.adapt_datetimefield_value
     times = adapted(now), adapted(due)
     if len(messages) >= COPIED_FROM and (ids := _copy(connection, messages, times)):
-        return [OutboxRow(id=id, message=message, due_at=due) for id, message in zip(ids, messages, strict=True)]  # noqa: A001
+        return _rows(ids, messages, due, until)
     rows: list[OutboxRow] = []
     at_once = INSERTED_AT_ONCE if connection.features.can_return_rows_from_bulk_insert else 1
     parts = _parts(messages, at_once) if len(messages) > 1 else [messages]
@@ -131,8 +142,13 @@ def insert(messages: Sequence[Message], *, using: str, lease: float) -> list[Out
         for some in parts:
             values = [value for message in some for value in _values(connection, message, times)]
             ids = _insert_values(connection, values, len(some))
-            rows += [OutboxRow(id=id, message=message, due_at=due) for id, message in zip(ids, some, strict=True)]  # noqa: A001
+            rows += _rows(ids, some, due, until)
     return rows
+
+
+def _rows(ids: Sequence[int], messages: Sequence[Message], due: datetime, until: float) -> list[OutboxRow]:
+    pairs = zip(ids, messages, strict=True)
+    return [OutboxRow(id=number, message=message, due_at=due, until=until) for number, message in pairs]
 
 
 def _copy(connection: BaseDatabaseWrapper, messages: Sequence[Message], times: tuple[Any, Any]) -> list[int]:
@@ -198,18 +214,22 @@ def stored_name(message: Message) -> str:
     return name if name.isprintable() else short(name, COLUMN_BYTES)
 
 
-def row_from_table(values: Sequence[Any]) -> OutboxRow:
+def row_from_table(values: Sequence[Any], *, until: float = float("inf")) -> OutboxRow:
     """Return a row read from the table; its message equals the inserted one, byte for byte."""
     id, exchange, routing_key, mandatory, body, properties, order_key, attempts, alone = values  # noqa: A001
+    raw = bytes(properties)
+    decoded = decode_properties(raw)
+    # So that they are not encoded again.
+    object.__setattr__(decoded, "encoded", raw)
     message = Message(
         body=bytes(body),
-        properties=decode_properties(bytes(properties)),
+        properties=decoded,
         exchange=exchange,
         routing_key=routing_key,
         mandatory=bool(mandatory),
         order_key=order_key,
     )
-    return OutboxRow(id=id, message=message, attempts=attempts, alone=bool(alone))
+    return OutboxRow(id=id, message=message, attempts=attempts, alone=bool(alone), until=until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,11 +252,11 @@ def delete(ids: Sequence[int], *, using: str) -> None:
 
 def renew(rows: Sequence[OutboxRow], *, using: str, seconds: float) -> list[OutboxRow]:
     """Extend the lease of rows and return them with the new lease; no rows if a relay has taken any of them."""
-    now = database_clock.now(using)
+    until, now = time.monotonic() + SPARE_SECONDS, database_clock.now(using)
     due = now + timedelta(seconds=seconds)
     with transaction.atomic(using=using):
         if _lease(rows, using, due, after=now + timedelta(seconds=SKEW_SECONDS)) == len(rows):
-            return [replace(row, due_at=due) for row in rows]
+            return [replace(row, due_at=due, until=until) for row in rows]
         # Renewed in part, the rows could not be released: their lease would differ from the one that is known here.
         transaction.set_rollback(True, using=using)
     return []
@@ -295,9 +315,13 @@ def rows_in_table(rows: Sequence[OutboxRow], *, using: str) -> list[OutboxRow]:
     return [row for row in rows if (row.id, stored_name(row.message)) in there]
 
 
-def earliest(order_keys: Collection[str], *, using: str) -> dict[str, int]:
+def earliest(order_keys: Collection[str], *, using: str, without: Collection[int] = ()) -> dict[str, int]:
+    """Return the first row of each of these ordering keys, apart from the given rows."""
     keys = ", ".join(["%s"] * len(order_keys))
-    clause = f"order_key, MIN(id) FROM {{table}} WHERE order_key IN ({keys}) GROUP BY order_key"
+    others = f" AND id NOT IN ({', '.join(str(int(one)) for one in without)})" if without else ""
+    # For MariaDB's collation keys that differ in case are equal; MIN() is then the key itself, not another spelling.
+    same = "CAST(order_key AS BINARY)" if connections[using].vendor == "mysql" else "order_key"
+    clause = f"MIN(order_key), MIN(id) FROM {{table}} WHERE order_key IN ({keys}){others} GROUP BY {same}"
     return {key: int(first) for key, first in _select(using, clause, list(order_keys))}
 
 

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from django.db import Error, OperationalError
 
 from django_rmq_retry.amqp.contracts import PublishEnd
-from django_rmq_retry.conf import settings
 from django_rmq_retry.publishing import broker_connections, faults, outbox_rows
-from django_rmq_retry.publishing.batch import RowBatch, lease
 from django_rmq_retry.publishing.due_rows import MOST_BATCH_ROWS, Wanted, claimed, skips_locked
 from django_rmq_retry.publishing.faults import Denied, RowFault
-from django_rmq_retry.publishing.outbox_rows import OutboxRow, RowResult
+from django_rmq_retry.publishing.outbox_rows import OutboxRow, RowResult, lease
+from django_rmq_retry.publishing.sending import Sending
 
 MOST_ALONE = 100
 """Rows that are sent one by one before other rows have their turn."""
@@ -44,9 +43,10 @@ class Relay:
         self._ended = ended
         self._ended_at = 0.0
         self._away = False
-        self._in_flight: set[int] = set()
         self._confirmed: set[int] = set()
         """Ids of confirmed rows that are not deleted yet."""
+        self._late: list[Sending] = []
+        """The batches that had rows in flight when they ended."""
         self._losses: Counter[int] = Counter()
         """The number of times a row that was sent alone had no result; confirms of other rows do not clear it."""
         self._alone_first = False
@@ -86,23 +86,28 @@ class Relay:
 
     def forget(self) -> None:
         """Delete rows confirmed earlier, so that they are not sent again after the database was unreachable."""
+        for batch in self._late:
+            self._take_results(batch)
+        self._late = [batch for batch in self._late if batch.in_flight]
         if self._confirmed:
             known = list(self._confirmed)
             outbox_rows.delete(known, using=self._using)
             self._confirmed.difference_update(known)
 
     def _send_batch(self, rows: Sequence[OutboxRow], *, one_by_one: bool) -> list[RowResult]:
-        timeout = settings().publish_timeout
-        until = time.monotonic() + lease() - timeout
-        batch = RowBatch(rows, timeout=timeout, until=until, late=self._late, one_by_one=one_by_one)
-        batch.begin()
-        results, self._in_flight = batch.wait(lease() - RELAY_GRACE_SECONDS, self._must_stop)
-        self._confirmed |= {one.row.id for one in results if one.result.confirmed}
+        batch = Sending(one_by_one=one_by_one)
+        batch.add(rows)
+        batch.wait(lease() - RELAY_GRACE_SECONDS, self._must_stop)
+        batch.close()
+        results = self._take_results(batch)
+        if batch.in_flight:
+            self._late.append(batch)
         return results
 
-    def _late(self, row_result: RowResult) -> None:
-        if row_result.result.confirmed:
-            self._confirmed.add(row_result.row.id)
+    def _take_results(self, batch: Sending) -> list[RowResult]:
+        results, _unsent = batch.take()
+        self._confirmed |= {one.row.id for one in results if one.result.confirmed}
+        return results
 
     def _must_stop(self) -> bool:
         """True if the relay is stopping and RELAY_GRACE_SECONDS are over, or the broker is unreachable."""
@@ -112,32 +117,16 @@ class Relay:
         return self._away or time.monotonic() - self._ended_at > RELAY_GRACE_SECONDS
 
     def _record_results(self, rows: Sequence[OutboxRow], results: Sequence[RowResult], *, alone: bool) -> Turn:
-        sent = [one.row.id for one in results if one.result.confirmed]
-        if sent:
-            outbox_rows.delete(sent, using=self._using)
-        away, failed, settled, suspects = "", 0, set(sent), list[int]()
-        for one in results:
-            if one.result.confirmed:
-                continue
-            whose, why = self._fault(one, alone=alone), one.result.shown
-            if whose in (RowFault.BROKER, RowFault.SHARED):
-                away = away or (why if whose is RowFault.BROKER else "")
-                if faults.suspect(one.result):
-                    suspects.append(one.row.id)
-            else:
-                seconds = faults.failed(one.row, using=self._using, why=why, whose=whose)
-                settled.add(one.row.id)
-                if whose is RowFault.PERMISSION:
-                    self._denied.note(one.row.message.exchange, one.row.id, seconds=seconds)
-            failed += whose is not RowFault.BROKER
-        if suspects:
-            outbox_rows.send_alone(suspects, using=self._using)
+        recorded = faults.record(results, using=self._using, fault_of=lambda one: self._fault(one, alone=alone))
+        for row, seconds in recorded.denied:
+            self._denied.note(row.message.exchange, row.id, seconds=seconds)
         if not skips_locked(self._using):
-            self._give_back(rows, settled)
-        for row in sent:
-            self._losses.pop(row, None)
-        self._note(sent=bool(sent), away=away)
-        return Turn(sent=len(sent), failed=failed, away="" if sent or failed else away or "no publish was confirmed")
+            self._give_back(rows, {one.row.id for one in results} - {row.id for row in recorded.free})
+        for sent in recorded.sent:
+            self._losses.pop(sent, None)
+        self._note(sent=bool(recorded.sent), away=recorded.away)
+        away = "" if recorded.sent or recorded.failed else recorded.away or "no publish was confirmed"
+        return Turn(sent=len(recorded.sent), failed=recorded.failed, away=away)
 
     def _fault(self, row_result: RowResult, *, alone: bool) -> RowFault:
         """Return the fault of a result.
@@ -159,7 +148,8 @@ class Relay:
 
     def _give_back(self, rows: Sequence[OutboxRow], settled: set[int]) -> None:
         """End the lease of rows that were not sent, or that failed by no fault of their own."""
-        free = [row for row in rows if row.id not in settled | self._in_flight]
+        kept = settled.union(*(batch.in_flight for batch in self._late))
+        free = [row for row in rows if row.id not in kept]
         if free:
             # Without a wake-up: this relay would wake itself, and never pause while the broker refuses everything.
             outbox_rows.release(free, using=self._using, wake=False)

@@ -72,6 +72,9 @@ class OutboxOfTest(OutboxWriter):
         blocks = connection.atomic_blocks
         return super().waits_for(connection) and not all(getattr(one, "_from_testcase", False) for one in blocks)
 
+    def sends_here(self, connection: BaseDatabaseWrapper) -> bool:
+        return True
+
     def keep(self, messages: Sequence[Message], *, using: str) -> None:
         self._written_in.add(using)
         super().keep(messages, using=using)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_rmq_retry.publishing import broker_connections, late_results
+from django_rmq_retry.publishing import broker_connections, outbox, sender
 from django_rmq_retry.publishing.broker_connections import Reach
 from tests.outbox.made import Post
 from tests.tooling.connections import Given
@@ -19,12 +19,19 @@ def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
 
 
 @pytest.fixture(autouse=True)
-def result_writer(monkeypatch: pytest.MonkeyPatch) -> late_results.ResultWriter:
-    """Give each test its own writer, whose thread uses only the databases of this test."""
-    made = late_results.ResultWriter()
-    monkeypatch.setattr(late_results, "result_writer", made)
-    monkeypatch.setattr(late_results, "IDLE_SECONDS", 0.1)
-    return made
+def own_sender(monkeypatch: pytest.MonkeyPatch) -> Iterator[sender.Sender]:
+    """Give each test its own sender, whose thread uses only the databases of this test."""
+    made = sender.Sender()
+    monkeypatch.setattr(sender, "sender", made)
+    monkeypatch.setattr(sender, "IDLE_SECONDS", 0.1)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def threaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the sender's thread send, as it does outside of tests; also on SQLite."""
+    monkeypatch.setattr(outbox.OutboxWriter, "sends_here", lambda _writer, _connection: False)
 
 
 @pytest.fixture

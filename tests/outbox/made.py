@@ -83,7 +83,7 @@ def insert_unsent(messages: Iterable[Message], *, using: str = "own") -> None:
 def written_late(gone: Callable[[], bool]) -> None:
     """Wait until late results are written and the thread that wrote them has closed its connections."""
     wait_until(gone, what="late results are written")
-    wait_until(lambda: all(thread.name != "rmq-outbox-late" for thread in threading.enumerate()), what="it has ended")
+    wait_until(lambda: all(thread.name != "rmq-sender" for thread in threading.enumerate()), what="it has ended")
 
 
 def relay(using: str = "own") -> Relay:

@@ -30,14 +30,14 @@ django.setup()
 from django.db import transaction
 from django_rmq_retry import publish
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.publishing import broker_connections, late_results, outbox
+from django_rmq_retry.publishing import broker_connections, faults, outgoing
 from tests.outbox.made import Post
 from tests.tooling.connections import Given
 
 post = Post()
 post.silent = True
 broker_connections.connections = Given(post)
-outbox.CONFIRM_SECONDS = 0.0
+outgoing.SILENT_SECONDS = 0.0
 with transaction.atomic():
     publish({"n": 1}, routing_key="late")
 assert OutboxMessage.objects.count() == 1
@@ -50,11 +50,11 @@ def start(thread):
 threading.Thread.start = start
 """
 SLOW = """
-quick = late_results.record_results
+quick = faults.record
 def slow(*answers, **using):
     time.sleep(2)
-    quick(*answers, **using)
-late_results.record_results = slow
+    return quick(*answers, **using)
+faults.record = slow
 """
 
 

@@ -24,6 +24,7 @@ from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing import due_rows, outbox_rows, relay_thread, wake_ups
 from django_rmq_retry.publishing.wake_ups import WakeUps
 from tests.commands.running import Exit
+from tests.outbox.dying import MANY as MESSAGES
 from tests.outbox.dying import QUEUE
 from tests.outbox.made import Post, due_again, emptied, insert_unsent, kept, left, relay, written_late
 from tests.tooling import processes
@@ -113,6 +114,29 @@ def test_a_row_left_by_a_kill_after_its_confirm_is_sent_again_with_its_id(amqp: 
     assert (arrived(amqp), kept("own")) == (["mine", "mine"], [])
 
 
+def test_a_kill_on_the_way_leaves_exactly_the_rest_to_a_relay(amqp: BlockingChannel, start: Start) -> None:
+    killed(start("tests.outbox.dying", "on its way"))
+    rest = ROWS.count()
+    due_again()
+    emptied(relay())
+    copies = Counter(arrived(amqp))
+
+    assert (len(copies), kept("own")) == (MESSAGES, [])
+    # What had been confirmed is sent again if its row was not deleted yet.
+    assert sum(copies.values()) - MESSAGES <= rest
+    assert max(copies.values()) <= 2
+
+
+@pytest.mark.parametrize("step", ["at its end", "in a child"])
+def test_a_process_that_ends_sends_what_it_has_committed(amqp: BlockingChannel, start: Start, step: str) -> None:
+    """Like a management command; a child that it forks meanwhile sends its own."""
+    process = start("tests.outbox.dying", step)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+
+    assert (sorted(arrived(amqp), key=int), kept("own")) == ([str(number) for number in range(MESSAGES)], [])
+
+
 def unlocked() -> bool:
     """True if no transaction has a lock on the rows."""
     with transaction.atomic(using="own"):
@@ -155,7 +179,7 @@ def test_during_an_outage_commits_wait_once_and_all_rows_arrive_in_order(
 
 
 def test_a_late_confirm_still_deletes_the_row(amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_rmq_retry.publishing.outbox.CONFIRM_SECONDS", 0.0)
+    monkeypatch.setattr("django_rmq_retry.publishing.outgoing.SILENT_SECONDS", 0.0)
     with transaction.atomic(using="own"):
         publish(1, routing_key=QUEUE, message_id="mine")
     written_late(lambda: not kept("own"))

@@ -436,7 +436,7 @@ def test_a_commit_leaves_rows_behind_an_earlier_row_of_their_key_to_the_relay(po
 
 def published_without_a_thread(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """Publish "first", and let its result arrive late, when no thread can be started."""
-    monkeypatch.setattr("django_rmq_retry.publishing.outbox.CONFIRM_SECONDS", 0.0)
+    monkeypatch.setattr("django_rmq_retry.publishing.outgoing.SILENT_SECONDS", 0.0)
     post.silent = True
     with transaction.atomic(using="own"):
         publish(1, routing_key="first")
@@ -451,7 +451,7 @@ def test_a_thread_that_cannot_start_loses_no_later_result(
     """Like under a limit of processes: late results are written once there is room again."""
     published_without_a_thread(post, monkeypatch)
     assert [record.getMessage() for record in caplog.records if "could not start" in record.getMessage()] == [
-        "The thread that writes late publish results could not start: can't start new thread"
+        "The thread that deletes sent rows of the outbox could not start: can't start new thread"
     ]
 
     with transaction.atomic(using="own"):

@@ -7,7 +7,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.publishing import faults, late_results
+from django_rmq_retry.publishing import faults, outgoing
 from tests.outbox.dying import QUEUE
 from tests.outbox.made import kept, left, relay
 from tests.tooling.brokers import using_broker
@@ -48,7 +48,7 @@ def test_rows_wait_for_a_missing_permission_and_others_are_sent(
     grant: Grant, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, name, value in (
-        (late_results, "WRITE_TRIES", 2),
+        (outgoing, "WRITE_TRIES", 2),
         (faults, "LONGEST_RESEND_SECONDS", 0.1),
         (faults, "PROBE_MARGIN_SECONDS", 0.1),
     ):

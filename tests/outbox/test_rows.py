@@ -183,7 +183,7 @@ def test_a_manual_savepoint_also_deletes_its_rows(post: Post, *, nested: bool) -
 
 def test_a_row_claimed_by_a_relay_is_not_sent_by_its_writer(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """Like on a database without row locks: a slow callback has used up the lease, and a relay has its own."""
-    monkeypatch.setattr(outbox, "SPARE_SECONDS", 0.0)
+    monkeypatch.setattr(outbox_rows, "SPARE_SECONDS", 0.0)
     theirs = timezone.now() + timedelta(seconds=60)
     with transaction.atomic():
         transaction.on_commit(lambda: OutboxMessage.objects.update(due_at=theirs) and None)
@@ -194,7 +194,7 @@ def test_a_row_claimed_by_a_relay_is_not_sent_by_its_writer(post: Post, monkeypa
 
 def test_a_partly_renewed_lease_leaves_all_rows_to_the_relays(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lease of the first row ended during a long transaction; the second row was written just before the commit."""
-    monkeypatch.setattr(outbox, "SPARE_SECONDS", 0.0)
+    monkeypatch.setattr(outbox_rows, "SPARE_SECONDS", 0.0)
     leases = iter([0.0, 60.0, 60.0])
     monkeypatch.setattr(outbox, "lease", lambda: next(leases))
     with transaction.atomic():
@@ -207,13 +207,18 @@ def test_a_partly_renewed_lease_leaves_all_rows_to_the_relays(post: Post, monkey
 
 def test_the_lease_of_a_row_begins_before_a_slow_write(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[float] = []
-    begun: list[float] = []
-    monkeypatch.setattr(outbox, "insert", lambda *_args, **_more: written.append(time.monotonic()))
-    monkeypatch.setattr(outbox, "_send_on_commit", lambda _rows, _using, at: begun.append(at))
-    with transaction.atomic():
-        publish(1, routing_key="q")
 
-    assert begun <= written
+    def slow(*arguments: Any) -> list[int]:
+        written.append(time.monotonic())
+        return inserted(*arguments)
+
+    inserted = outbox_rows._insert_values
+    monkeypatch.setattr(outbox_rows, "_insert_values", slow)
+    with transaction.atomic():
+        rows = outbox_rows.insert([message_of(1, routing_key="q")], using="default", lease=60.0)
+        transaction.set_rollback(True)
+
+    assert rows[0].until <= written[0] + outbox_rows.SPARE_SECONDS
     assert post.sent == []
 
 

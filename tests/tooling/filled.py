@@ -93,7 +93,7 @@ def registered(settings: databases.Settings) -> Iterator[Own]:
     finally:
         # A thread that ends after its alias is gone would leave its connection open.
         for thread in threading.enumerate():
-            if thread.name == "rmq-outbox-late":
+            if thread.name == "rmq-sender":
                 thread.join(10)
         with suppress(AttributeError):
             connections[ALIAS].close()

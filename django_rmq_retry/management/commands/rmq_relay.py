@@ -20,7 +20,7 @@ from django_rmq_retry.management.terminal import clock, install, utc
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outbox_actions import discard_outbox, failing, retry_outbox
-from django_rmq_retry.publishing import broker_connections, outbox_rows
+from django_rmq_retry.publishing import outbox_rows, sender
 from django_rmq_retry.publishing.relay_thread import RelayThread
 from django_rmq_retry.recurring import Recurring
 from django_rmq_retry.telemetry.figures import Figures, Notice
@@ -155,7 +155,7 @@ def _run(options: Options) -> tuple[RelayThread, bool]:
     over = relaying.stop(timeout=settings().shutdown_timeout)
     for one in served:
         one.stop()
-    broker_connections.close()
+    sender.close()
     connections.close_all()
     return relaying, over
 
