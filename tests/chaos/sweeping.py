@@ -89,7 +89,8 @@ class Sweep:
         """Choose a function; one that is not executed for a while is replaced by another."""
         if len(self._known) < WATCHED:
             return
-        wanted = {name for name in self._known if any(word in name for word in self._places)}
+        # Copied first: other threads add functions meanwhile.
+        wanted = {name for name in self._known.copy() if any(word in name for word in self._places)}
         if wanted:
             self._draws += 1
             self.aim(*drawn(wanted - self._met_before() or wanted, f"{self._seed}/{self._draws}"))

@@ -125,9 +125,9 @@ def test_the_storm_catches_batches_counted_as_one_acked_after_a_rollback_or_doub
 
 
 @pytest.mark.long
-def test_a_batch_survives_kills_at_each_of_its_steps(run: Run) -> None:
+def test_a_batch_survives_kills_at_its_steps(run: Run) -> None:
     code, said = run(
-        *("--only", "sweep", "--minutes", "2", "--lanes", "flood,batch,batchonce"),
+        *("--only", "sweep", "--minutes", "3", "--lanes", "flood,batch,batchonce"),
         *("--places", "batching.py,batch_attempt.py,batches.py,once_batch.py"),
     )
 
