@@ -791,6 +791,7 @@ class Migration(migrations.Migration):
                             ("on_hold", "It is on hold."),
                             ("succeeded", "A copy of it was handled already."),
                             ("discarded", "An operator had discarded it before it arrived again."),
+                            ("key_discarded", "An operator discarded another message with its business key."),
                             ("unconfirmed", "It may have been delivered: an earlier requeue was not confirmed."),
                             ("permanent", "Its error is permanent: requeueing alone will not help."),
                             ("late", "It is older than the age limit for requeues."),

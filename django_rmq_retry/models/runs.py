@@ -85,6 +85,7 @@ class ItemReason(models.TextChoices):
     ON_HOLD = "on_hold", _("It is on hold.")
     SUCCEEDED = "succeeded", _("A copy of it was handled already.")
     DISCARDED = "discarded", _("An operator had discarded it before it arrived again.")
+    KEY_DISCARDED = "key_discarded", _("An operator discarded another message with its business key.")
     UNCONFIRMED = "unconfirmed", _("It may have been delivered: an earlier requeue was not confirmed.")
     PERMANENT = "permanent", _("Its error is permanent: requeueing alone will not help.")
     LATE = "late", _("It is older than the age limit for requeues.")

@@ -35,6 +35,8 @@ MOST_EDITED_SINCE = 10_000
 MOST_SORTED = 10_000
 """The most messages of a selection whose business keys are sorted; those of more are compared with ``shared_keys``."""
 MOST_SHARED = 5000
+MOST_DISCARDED = 5000
+"""The most discarded messages whose business keys are listed; if there are more, each open message looks its key up."""
 PERMANENT_REASONS = (Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.INVALID, Reason.UNDECODABLE_HEADERS)
 """Reasons for parking that a requeue alone does not remove."""
 
@@ -64,6 +66,11 @@ FINDING_TEXTS: Mapping[str, Any] = {
         "%(count)d were discarded by an operator, and arrived again",
         "count",
     ),
+    "key_discarded": ngettext_lazy(
+        "%(count)d has the business key of another message, which an operator discarded",
+        "%(count)d have the business keys of other messages, which an operator discarded",
+        "count",
+    ),
     "unconfirmed": ngettext_lazy(
         "%(count)d may have been delivered: an earlier requeue was not confirmed",
         "%(count)d may have been delivered: an earlier requeue was not confirmed",
@@ -89,12 +96,17 @@ FINDING_TEXTS: Mapping[str, Any] = {
         "%(count)d share a business key with another one: sent oldest first, one at a time",
         "count",
     ),
+    "key_processed": ngettext_lazy(
+        "%(count)d has the business key of another message, which was processed after a requeue",
+        "%(count)d have the business keys of other messages, which were processed after a requeue",
+        "count",
+    ),
     "edited": ngettext_lazy("%(count)d is sent as it was edited", "%(count)d are sent as they were edited", "count"),
 }
 """All findings, the gravest first. Those that are an ``ItemReason`` leave messages out, the others are remarks."""
 INCLUDABLE = (
-    *("under_way", "on_hold", "succeeded", "discarded", "unconfirmed", "permanent", "late", "unhandled"),
-    "duplicates",
+    *("under_way", "on_hold", "succeeded", "discarded", "key_discarded", "unconfirmed", "permanent", "late"),
+    *("unhandled", "duplicates"),
 )
 """The findings that the operator can override."""
 
@@ -194,6 +206,10 @@ def report(selection: Selection, terms: RequeueTerms | None = None) -> RequeueRe
         alike = rows.exclude(refused).filter(pk__in=named, business_key__in=keys)
         findings.append(_finding("duplicates", shared, alike, left_out))
     sendable = totals.sums["sendable"]
+    if 0 < sendable <= MOST_SORTED:
+        processed = rows.exclude(refused).exclude(business_key="").filter(_of_key_in(State.PROCESSED))
+        count = processed.count()
+        findings += [_finding("key_processed", count, processed, left_out)] if count else []
     return RequeueReport(
         total=totals.sums["total"],
         sendable=sendable,
@@ -268,6 +284,7 @@ def conditions(selection: Selection, terms: RequeueTerms) -> Mapping[str, Q]:
         "on_hold": Q(state=State.ON_HOLD) & ~Q(held_until__lte=database_clock.now(records_alias())),
         "succeeded": Q(succeeded_at__isnull=False),
         "discarded": Q(discarded_at__isnull=False),
+        "key_discarded": _of_discarded_key(),
         "unconfirmed": Q(unconfirmed=True),
         "permanent": Q(reason__in=PERMANENT_REASONS) & ~_edited_since(),
     }
@@ -386,6 +403,24 @@ def _under_way() -> "QuerySet[RequeueItem, Any]":
     items = RequeueItem.objects.using(records_alias()).filter(state=ItemState.PENDING)
     sending = items.filter(run__state__in=(RunState.PLANNED, RunState.RUNNING), revision=F("message__revision"))
     return sending.order_by().values_list("message", flat=True)
+
+
+def _of_discarded_key() -> Q:
+    """Match open messages that have the business key of a discarded one: that one may have been done by hand.
+
+    Few discarded messages share their key with an open one, so those keys are listed.
+    """
+    discarded = ParkedMessage.objects.using(records_alias()).filter(state=State.DISCARDED, business_key__gt="")
+    is_open = Exists(ParkedMessage.objects.filter(business_key=OuterRef("business_key"), state__in=OPEN))
+    found = list(discarded.order_by().values_list("business_key", is_open)[: MOST_DISCARDED + 1])
+    if len(found) > MOST_DISCARDED:
+        return Q(state__in=OPEN) & ~Q(business_key="") & _of_key_in(State.DISCARDED)
+    return Q(state__in=OPEN, business_key__in=sorted({key for key, shared in found if shared}))
+
+
+def _of_key_in(state: State) -> Q:
+    """Match messages whose business key, which is not empty, a message in this state has: one look into an index."""
+    return Q(Exists(ParkedMessage.objects.filter(business_key=OuterRef("business_key"), state=state)))
 
 
 def _edited_since() -> Q:

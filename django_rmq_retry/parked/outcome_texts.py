@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from django.db.models import Q, Subquery
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
@@ -81,6 +82,33 @@ def discard_of(message: ParkedMessage) -> OperatorAction | None:
     return acts.order_by("-number").first()
 
 
+def others_of_key(message: ParkedMessage) -> list[tuple[ParkedMessage, str]]:
+    """Return what became of the latest other messages with the business key of an open one, each with its sentence.
+
+    Those are the last one that was discarded, which may have been done by hand, and the last one that was processed.
+    """
+    if not message.open or not message.business_key:
+        return []
+    rows = ParkedMessage.objects.filter(business_key=message.business_key).exclude(pk=message.pk)
+    latest = rows.order_by("-resolved_at").values("pk")
+    last = [Subquery(latest.filter(state=state)[:1]) for state in (State.DISCARDED, State.PROCESSED)]
+    found = ParkedMessage.objects.filter(Q(pk=last[0]) | Q(pk=last[1])).defer("body", "properties").order_by("state")
+    return [(one, _as_other(one)) for one in found]
+
+
+def _as_other(message: ParkedMessage) -> str:
+    if message.state == State.PROCESSED:
+        text = _("Another message with its business key was processed {at}.")
+        return text.format(at=_second(message.succeeded_at or message.resolved_at))
+    text = _("Another message with its business key was discarded {at} by {name} ({reason}).")
+    act = discard_of(message)
+    return text.format(
+        at=_second(message.resolved_at),
+        name=act.who if act else _("an unknown operator"),
+        reason=resolution_text(message.resolution),
+    )
+
+
 def erased(message: ParkedMessage) -> str:
     """Return who erased the contents of a message, and when; empty if they are there."""
     if message.erased_at is None:
@@ -134,6 +162,10 @@ def decided_meanwhile(selection: Selection) -> str:
         return ""
     text = _("{action} by {name}, {when}.")
     return text.format(action=act.get_action_display(), name=act.who, when=_minute(act.at))
+
+
+def _second(at: datetime | None) -> str:
+    return "-" if at is None else second(at)
 
 
 def _minute(at: datetime | None) -> str:

@@ -15,14 +15,14 @@ BUDGETS = {
     "parkedmessage/?q=shared": 5,
     "parkedmessage/?q=unknown": 8,
     "parkedmessage/newer/?queue=payments.main&since=2026-11-21T03:00:00Z&after=0": 2,
-    "parkedmessage/{message}/change/": 10,
+    "parkedmessage/{message}/change/": 11,
     "errorgroup/": 10,
     "errorgroup/?by=queue": 1,
     "errorgroup/{group}/change/": 15,
     "requeuerun/": 3,
     "requeuerun/{run}/change/": 9,
-    "requeuerun/preview/?sel={named}": 16,
-    "requeuerun/preview/?sel={filtered}": 15,
+    "requeuerun/preview/?sel={named}": 18,
+    "requeuerun/preview/?sel={filtered}": 17,
     "requeuerun/waiting/?queue=payments.main": 2,
     "operatoraction/": 3,
     "livestatus/": 23,
@@ -34,13 +34,13 @@ BUDGETS = {
     "approvalrequest/": 7,
     "approvalrequest/{request}/change/": 14,
 }
-"""The most queries of each page. A preview counts, looks for duplicates, and has one more for each of its findings:
-here are two, one for groups that grow, one for the runs that were stopped, and one for the queues that are paused or
-stopped by their breaker; each run that still has to send something needs two more, and one on the live status. This
-has one more while messages fail, and two while a request waits for a second person. Pages of messages and groups have
-one for the requests that wait, and the page of a message a second one if some do. A search that finds nothing also
-looks for keys that are alike. The page of consumers has a second query for the messages that dead processes had in
-flight."""
+"""The most queries of each page. A preview counts, looks for duplicates, for keys of discarded and for keys of
+processed messages, and has one more for each of its findings: here are two, one for groups that grow, one for the runs
+that were stopped, and one for the queues that are paused or stopped by their breaker; each run that still has to send
+something needs two more, and one on the live status. This has one more while messages fail, and two while a request
+waits for a second person. Pages of messages and groups have one for the requests that wait, and the page of a message
+a second one if some do. A search that finds nothing also looks for keys that are alike. The page of consumers has a
+second query for the messages that dead processes had in flight."""
 _NUMBER = re.compile(r"\{\w+\}|\d+")
 
 

@@ -13,7 +13,7 @@ from django_rmq_retry import Message
 from django_rmq_retry.admin import requeue_form
 from django_rmq_retry.admin.cards import cards_of
 from django_rmq_retry.models import ErrorGroup, ItemReason, OperatorAction, ParkedMessage, RequeueItem, RequeueRun
-from django_rmq_retry.parked import items
+from django_rmq_retry.parked import findings, items
 from django_rmq_retry.parked.actions import discard, restore
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.run_steering import resume_run
@@ -490,3 +490,69 @@ class TestTheProof:
 
         assert RequeueRun.objects.get().rate == 10
         assert OperatorAction.objects.filter(action="slow").count() == 2
+
+
+@pytest.mark.database
+class TestAnotherMessageWithTheKeyOfADiscardedOne:
+    """Paid by hand and discarded; then its sender published the same payment as a new message."""
+
+    @pytest.fixture(params=["listed keys", "keys that are looked up"])
+    def other(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ParkedMessage:
+        if request.param != "listed keys":
+            monkeypatch.setattr(findings, "MOST_DISCARDED", 0)
+        cause = made.group()
+        paid, other = (made.message(cause, business_key="PAY-80006") for _ in range(2))
+        made.message(cause, business_key="PAY-80007")
+        for nameless in (made.message(cause, business_key=""), paid):
+            self.discarded(nameless)
+        made.message(cause, business_key="")
+        return other
+
+    def discarded(self, message: ParkedMessage) -> None:
+        actor = Actor.of_code("lead")
+        discard(Selection.of_ids([message.pk]), actor, category="handled elsewhere", text="paid by hand")
+
+    def test_is_left_out_of_a_requeue_unless_the_operator_includes_it(
+        self, page: Client, other: ParkedMessage, sent: list[Message]
+    ) -> None:
+        preview = previewed(page, group=other.group_id)
+        included = press(page, preview, "Include anyway 1 has the business key")
+        press(page, preview, "Requeue 2 messages")
+        one = RequeueItem.objects.get(message=other.pk)
+
+        assert "1 has the business key of another message, which an operator discarded" in Page(preview).text
+        assert (preview.context["report"].sendable, included.context["report"].sendable) == (2, 3)
+        assert one.skip_code == ItemReason.KEY_DISCARDED
+        assert "PAY-80006" not in {item.message.business_key for item in RequeueItem.objects.filter(skip_code="")}
+
+    def test_says_so_on_its_page_and_in_the_shell(self, page: Client, other: ParkedMessage) -> None:
+        paid = ParkedMessage.objects.get(business_key="PAY-80006", state="discarded")
+        shown = page.get(f"{LIST}{other.pk}/change/")
+        told = "Another message with its business key was discarded"
+        by = f"by lead (Handled elsewhere: paid by hand). #{paid.pk}"
+        text = Page(shown).text
+
+        assert text.index(told) < text.index(by) < text.index("Timeline")
+        assert f'href="{LIST}{paid.pk}/change/"' in shown.content.decode()
+        assert by in run("rmq_parked", "show", str(other.pk)).out
+        assert "(--include key_discarded sends it)" in run("rmq_parked", "requeue", str(other.pk), "--dry-run").out
+        assert told not in Page(page.get(f"{LIST}{paid.pk}/change/")).text
+
+    def test_is_like_any_other_once_the_discard_was_undone(self, page: Client, other: ParkedMessage) -> None:
+        paid = ParkedMessage.objects.get(business_key="PAY-80006", state="discarded")
+        restore(Selection.of_ids([paid.pk]), Actor.of_code("lead"))
+
+        assert previewed(page, message=other.pk).context["report"].sendable == 1
+        assert "was discarded" not in Page(page.get(f"{LIST}{other.pk}/change/")).text
+
+
+@pytest.mark.database
+def test_a_message_with_the_key_of_one_that_was_processed_is_sent_and_the_preview_says_so(page: Client) -> None:
+    cause = made.group()
+    done, other = (made.message(cause, business_key="PAY-80006") for _ in range(2))
+    ParkedMessage.objects.filter(pk=done.pk).update(state="processed", succeeded_at=timezone.now())
+    preview = previewed(page, message=other.pk)
+
+    assert preview.context["report"].sendable == 1
+    assert "1 has the business key of another message, which was processed after a requeue" in Page(preview).text
+    assert "Another message with its business key was processed" in Page(page.get(f"{LIST}{other.pk}/change/")).text
