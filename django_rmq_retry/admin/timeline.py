@@ -18,7 +18,7 @@ from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked.edited_keys import key_change_in
 from django_rmq_retry.parked.links import trace_link
 from django_rmq_retry.parked.operators import refusal
-from django_rmq_retry.policies.verdict import ACK, DUPLICATE
+from django_rmq_retry.policies.verdict import ACK, DUPLICATE, Kind
 
 MOST_ATTEMPTS_READ = 200
 """The newest attempts of a group that are searched for its deploys."""
@@ -188,8 +188,10 @@ def _folded(events: Iterable[TimelineEvent]) -> Iterator[TimelineEvent]:
 
 
 def _fails_alike(one: TimelineEvent, other: TimelineEvent) -> bool:
-    cycles = {event.attempt.cycle for event in (one, other) if event.attempt is not None}
-    return other.kind == "failed" and one.text == other.text and len(cycles) == 1
+    attempts = [event.attempt for event in (one, other) if event.attempt is not None]
+    if any(attempt.interrupted for attempt in attempts):
+        return False
+    return other.kind == "failed" and one.text == other.text and len({attempt.cycle for attempt in attempts}) == 1
 
 
 def _put_together(same: Sequence[TimelineEvent]) -> Iterator[TimelineEvent]:
@@ -204,7 +206,7 @@ def _put_together(same: Sequence[TimelineEvent]) -> Iterator[TimelineEvent]:
 
 
 def _own(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[TimelineEvent]:
-    ended = next((attempt.ended_at for attempt in attempts if attempt.verdict == "park"), None)
+    ended = next((attempt.ended_at for attempt in _parking(attempts)), None)
     if message.published_at:
         yield TimelineEvent(at=message.published_at, kind="published", title=_("Published"))
     text = message.detail or message.error_text
@@ -225,10 +227,14 @@ def _own(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[Timeli
         yield TimelineEvent(at=at + EVENT_STEP, kind="succeeded", title=_("Handled by its consumer"))
 
 
+def _parking(attempts: Iterable[Attempt]) -> list[Attempt]:
+    """Return the attempts after which the message was parked."""
+    return [attempt for attempt in attempts if attempt.verdict == Kind.PARK.value and not attempt.interrupted]
+
+
 def _earlier_parkings(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[TimelineEvent]:
     """Yield each parking before the last one, of which the message itself has the time."""
-    parking = [attempt for attempt in attempts if attempt.verdict == "park"]
-    for place, attempt in enumerate(parking):
+    for place, attempt in enumerate(_parking(attempts)):
         if place or abs(attempt.ended_at - message.parked_at) >= CLOCK_DIFFERENCE:
             title = _("Parked: %(reason)s") % {"reason": reason_text(attempt.reason)}
             yield TimelineEvent(at=attempt.ended_at + EVENT_STEP, kind="parked", title=title)
@@ -243,6 +249,8 @@ def _attempt(attempt: Attempt, *, newest: bool, again: bool) -> Iterator[Timelin
         yield TimelineEvent(at=ended + EVENT_STEP, kind="waited", title=text)
     values: dict[str, Any] = {"number": attempt.number}
     kind, title = "failed", _("Attempt %(number)d failed")
+    if attempt.interrupted:
+        title = _("Attempt %(number)d failed; parking was interrupted, and the broker delivered the message again")
     if attempt.verdict == DUPLICATE.name:
         kind, title = "spared", _("Delivered again, and not handled again (once=True)")
     elif succeeded:

@@ -110,6 +110,8 @@ class Settler:
         self._awaited = False
         """True while a flush is requested that has not begun: it will send all that is passed in until then."""
         self._waiting: dict[Delivery, tuple[Timer, Settlement]] = {}
+        self._refused: dict[Delivery, Settlement] = {}
+        """The messages whose copy the broker has not taken; it is sent again after a pause."""
         self._stopping = False
         self._copies = CopiesInFlight(lambda: io.call(self.flush))
 
@@ -146,6 +148,12 @@ class Settler:
             self._io.cancel(timer)
             self.give_back(delivery)
 
+    def close(self) -> None:
+        """Give up the copies that the broker has not taken: it delivers their messages again."""
+        refused, self._refused = self._refused, {}
+        for settlement in refused.values():
+            _lose(settlement)
+
     def return_waiting(self, line: SettledLine) -> None:
         """Return unacked messages that wait for another attempt, because their line is paused; pending copies stay."""
         for delivery, (timer, settlement) in list(self._waiting.items()):
@@ -166,7 +174,7 @@ class Settler:
             if settlement is DONE:
                 acks.setdefault(line, []).append(delivery)
             elif not line.open:
-                continue
+                _lose(settlement)
             elif settlement.hold:
                 self._hold(delivery, settlement)
             else:
@@ -222,6 +230,8 @@ class Settler:
             self._copies.end(number)
             line = line_of(delivery)
             if not line.open:
+                if not result.confirmed:
+                    _lose(settlement)
                 return
             if result.confirmed and settlement.instruction is Instruction.ACK:
                 # Confirms arrive many at a time: queue their acks, to send them together.
@@ -245,6 +255,7 @@ class Settler:
                 " Declare what is missing with `manage.py rmq_declare`." if result.cause in _UNDECLARED else "",
             )
             longer = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            self._refused[delivery] = settlement
             self._io.later(wait, lambda: self._copy_again(delivery, settlement, copy, longer))
 
         self._publisher.send(copy, done)
@@ -253,7 +264,11 @@ class Settler:
         return pause * (1 + PAUSE_JITTER * (2 * self._chance() - 1))
 
     def _copy_again(self, delivery: Delivery, settlement: Settlement, copy: Message, pause: float) -> None:
-        if not delivery.is_stale:
+        if self._refused.pop(delivery, None) is None:
+            return
+        if delivery.is_stale:
+            _lose(settlement)
+        else:
             self._copy(delivery, settlement, copy, pause)
 
     def _too_large(self, delivery: Delivery, settlement: Settlement, copy: Message, reason: str) -> None:
@@ -268,6 +283,7 @@ class Settler:
             line.instruct(delivery, Instruction.REJECT)
             return
         wait = self._about(LARGE_COPY_PAUSE_SECONDS)
+        self._refused[delivery] = settlement
         log.error(
             "Message %r of queue %r is too large to be copied (%s); it stays unacked, and its place is taken until the "
             "broker takes it: copied again in %.0f s. Raise max_message_size on the broker, and restart this consumer.",
@@ -306,6 +322,11 @@ class Settler:
             line.leave_unsettled()
         else:
             line.instruct(delivery, Instruction.REQUEUE)
+
+
+def _lose(settlement: Settlement) -> None:
+    if settlement.lost is not None:
+        settlement.lost()
 
 
 def _answered(result: PublishResult) -> None:

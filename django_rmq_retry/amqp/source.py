@@ -286,6 +286,7 @@ class PikaSource:
             self._io.later(STOP_LOOK_SECONDS, self._stop)
             return
         self._answers.close()
+        self._settler.close()
         for line in self._lines.values():
             line.close()
         self._lines.clear()

@@ -45,6 +45,7 @@ class Buffer:
         self._most, self._room = most, room
         self._drafts: deque[Draft] = deque()
         self._outcomes: deque[OutcomeUpdate] = deque()
+        self._corrections: deque[OutcomeUpdate] = deque()
         self._size = 0
         self._dropped = 0
         self._lock = threading.Lock()
@@ -54,7 +55,7 @@ class Buffer:
         """True if the last write to the database failed."""
 
     def __len__(self) -> int:
-        return len(self._drafts) + len(self._outcomes)
+        return len(self._drafts) + len(self._outcomes) + len(self._corrections)
 
     def add(self, draft: Draft) -> None:
         """Add a draft; in a full buffer, the oldest drafts are dropped."""
@@ -70,33 +71,30 @@ class Buffer:
             self._outcomes.append(outcome)
         self._wake()
 
+    def add_correction(self, correction: OutcomeUpdate) -> None:
+        """Add a change of a row that was added before; it is made once that row is written."""
+        with self._lock:
+            self._corrections.append(correction)
+        self._wake()
+
     def flush(self) -> None:
         """Write all entries that wait now, in the calling thread; errors of the database are raised.
 
         Later entries wait for the next turn: under load some arrive during each commit, and the loop would not end.
         """
-        while self._outcomes:
-            try:
-                self._outcomes[0]()
-            except Exception as error:
-                if not _refused(error):
-                    raise
-                log.exception(
-                    "An outcome cannot be stored. The state of its parked message does not change.",
-                    extra={"event": "unrecorded"},
-                )
-            self._outcomes.popleft()
-        left = len(self._drafts)
+        _update(self._outcomes, len(self._outcomes))
+        corrections, left = len(self._corrections), len(self._drafts)
         while left > 0:
             some = self._take(left)
             if not some:
-                return
+                break
             left -= len(some)
             try:
                 self._write_some(some)
             except BaseException:
                 self._put_back(some)
                 raise
+        _update(self._corrections, corrections)
 
     def close(self, timeout: float) -> None:
         """Write the waiting entries if that takes at most ``timeout`` seconds, and end the thread."""
@@ -219,6 +217,21 @@ class Buffer:
         log.error("An attempt of queue %r cannot be stored: %r", draft.queue, problem, extra={"event": "unrecorded"})
 
 
+def _update(updates: deque[OutcomeUpdate], most: int) -> None:
+    """Make the first of these changes; one that the database refuses is left out."""
+    for _ in range(most):
+        try:
+            updates[0]()
+        except Exception as error:
+            if not _refused(error):
+                raise
+            log.exception(
+                "An outcome cannot be stored. The state of its parked message does not change.",
+                extra={"event": "unrecorded"},
+            )
+        updates.popleft()
+
+
 def _refused(error: Exception) -> bool:
     """True if a row caused the error, and not an outage of the database."""
     if isinstance(error, OperationalError):
@@ -244,6 +257,14 @@ class Writer:
                 write(rows)
             for store in dict.fromkeys(one.store for one in kept):
                 store([one.row for one in kept if one.store == store])
+
+    def mark_interrupted(self, draft: AttemptDraft) -> None:
+        """Note in the row of this draft that its message was not parked."""
+        [row] = self._rows([draft], plain=False)
+        written = Attempt.objects.using(router.db_for_write(Attempt)).filter(
+            identity=row.identity, started_at=row.started_at, cycle=row.cycle, number=row.number, thread=row.thread
+        )
+        written.filter(pid=row.pid, host=row.host).update(interrupted=True)
 
     def _rows(self, drafts: Sequence[AttemptDraft], *, plain: bool) -> list[AttemptRow]:
         rows = [self._builder.row(draft) for draft in drafts]

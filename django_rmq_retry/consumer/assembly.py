@@ -111,6 +111,7 @@ def _surroundings(
         journals=[journal for journal in journals if journal is not None],
         acked=None if meter is None else meter.acked,
         keep=(lambda _kept: None) if recorder is None else recorder.buffer.add,
+        unparked=None if recorder is None else recorder.unparked,
         clock=time.monotonic,
         now_ms=partial(epoch_ms, _clock()),
         chance=random.random,

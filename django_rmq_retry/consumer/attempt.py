@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 
 from django_rmq_retry import forks
 from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS
@@ -469,6 +470,9 @@ class AttemptPipeline:
         if subscription is not None and subscription.judged is not None:
             self._tell(subscription.judged, finished)
         notify_each([journal.note for journal in self._surroundings.journals], finished)
+        if verdict.kind is Kind.PARK and self._surroundings.unparked is not None:
+            lost = partial(self._surroundings.unparked, state.delivery)
+            state.settlement = replace(state.settlement, lost=lost)
 
     def _tell(self, judged: Judged, finished: FinishedAttempt) -> None:
         """Tell the handler how its attempt ended, and keep the row that it returns. An error fails no attempt."""

@@ -4,16 +4,19 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
+from weakref import WeakKeyDictionary
 
 from django.db import connections, router
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.attempts import captured_log
 from django_rmq_retry.attempts.buffer import Buffer, Writer
-from django_rmq_retry.attempts.rows import RowBuilder, draft_of
+from django_rmq_retry.attempts.rows import AttemptDraft, RowBuilder, draft_of
 from django_rmq_retry.conf import project_version
 from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.ticket import Ticket, ticket_of
+from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.stamp import has_history
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import outcomes
@@ -31,7 +34,10 @@ class Recorder:
     notes_acks = False
 
     def __init__(self, buffer: Buffer | None = None) -> None:
-        self.buffer = Buffer(Writer(RowBuilder(deploy=project_version()))) if buffer is None else buffer
+        self._writer = Writer(RowBuilder(deploy=project_version()))
+        self.buffer = Buffer(self._writer) if buffer is None else buffer
+        self._parking = WeakKeyDictionary[Delivery, AttemptDraft]()
+        """The attempts after which a message is to be parked, as long as its settlement is not over."""
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -56,9 +62,18 @@ class Recorder:
             if ticket is not None and kind in (Kind.ACK, Kind.DISCARD):
                 self._end(ticket, attempt, database_clock.stored(ended))
             if kind is not Kind.ACK or ticket is not None or attempt.delivery.attempt > 1:
-                self.buffer.add(draft_of(attempt, ticket, ended=ended))
+                draft = draft_of(attempt, ticket, ended=ended)
+                self.buffer.add(draft)
+                if kind is Kind.PARK:
+                    self._parking[attempt.delivery] = draft
         except BaseException:
             log.exception("An attempt could not be recorded")
+
+    def unparked(self, delivery: Delivery) -> None:
+        """Note that a message was not parked after its attempt; called on the I/O thread, which waits for nothing."""
+        draft = self._parking.pop(delivery, None)
+        if draft is not None:
+            self.buffer.add_correction(partial(self._writer.mark_interrupted, draft))
 
     def _end(self, ticket: Ticket, attempt: FinishedAttempt, at: datetime) -> None:
         """Update the record immediately, before the delivery is settled; without a database, once it is back."""

@@ -47,6 +47,8 @@ class Surroundings:
     """Called with the address of each answer that the settings do not allow."""
     acked: Callable[[Subscription, float, bytes], None] | None = None
     """Takes each successful first attempt that no journal wants: handler, seconds, and encoded properties."""
+    unparked: Callable[[Delivery], None] | None = None
+    """Takes each message that was noted as parked, but was not: the broker delivers it again."""
     keep: Callable[[Kept], None] = lambda _kept: None
     """Takes the rows that are to be stored of attempts."""
     hooks: Hooks | None = None

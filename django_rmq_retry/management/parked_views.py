@@ -301,14 +301,27 @@ def _death_line(one: Death) -> str:
 
 
 def _attempt(one: Attempt) -> Mapping[str, object]:
-    names = ("cycle", "number", "seconds", "verdict", "reason", "error", "error_text", "host", "pid", "deploy")
+    names = (
+        "cycle",
+        "number",
+        "seconds",
+        "verdict",
+        "interrupted",
+        "reason",
+        "error",
+        "error_text",
+        "host",
+        "pid",
+        "deploy",
+    )
     return {"started_at": clock(one.started_at, terminal=False), **{name: getattr(one, name) for name in names}}
 
 
 def _attempt_line(one: Attempt, *, terminal: bool) -> str:
     at = clock(one.started_at, terminal=terminal)
     error = ": ".join(filter(None, (one.error, one.error_text))).replace("\n", " ")
-    return f"attempt {one.number:<8} {at}  {one.seconds:.3f} s  {one.verdict}  {error}".rstrip()
+    verdict = f"{one.verdict} (interrupted: delivered again)" if one.interrupted else one.verdict
+    return f"attempt {one.number:<8} {at}  {one.seconds:.3f} s  {verdict}  {error}".rstrip()
 
 
 def _body(row: ParkedMessage, form: str, *, reveal: bool) -> str:

@@ -1,5 +1,6 @@
 """A published message, one delivery of it, and its settlement. Each message needs a Delivery, so speed counts."""
 
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, Protocol
@@ -217,6 +218,8 @@ class Settlement:
     ack_first: bool = False
     hold: float = 0.0
     """Seconds to keep the message unacked before publishing and settling."""
+    lost: Callable[[], None] | None = None
+    """Called on the I/O thread if the line closes before the copy is confirmed: the message is delivered again."""
 
 
 DONE = Settlement(instruction=Instruction.ACK)

@@ -47,6 +47,10 @@ class Migration(migrations.Migration):
                 ("started_at", models.DateTimeField(verbose_name="started")),
                 ("seconds", models.FloatField(verbose_name="seconds")),
                 ("verdict", models.CharField(max_length=10, verbose_name="verdict")),
+                (
+                    "interrupted",
+                    models.BooleanField(db_default=False, default=False, verbose_name="parking interrupted"),
+                ),
                 ("wait", models.FloatField(default=0, verbose_name="waits")),
                 ("next_at", models.DateTimeField(blank=True, null=True, verbose_name="next attempt")),
                 ("reason", models.CharField(blank=True, max_length=64, verbose_name="reason")),

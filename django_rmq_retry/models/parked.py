@@ -545,6 +545,8 @@ class Attempt(models.Model):
     started_at = models.DateTimeField(_("started"))
     seconds = models.FloatField(_("seconds"))
     verdict = models.CharField(_("verdict"), max_length=10)
+    interrupted = models.BooleanField(_("parking interrupted"), db_default=False, default=False)
+    """True if its message was to be parked and was not, as in an outage: the broker delivered the message again."""
     wait = models.FloatField(_("waits"), default=0)
     next_at = models.DateTimeField(_("next attempt"), null=True, blank=True)
     reason = models.CharField(_("reason"), max_length=64, blank=True)

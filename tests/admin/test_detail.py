@@ -18,7 +18,15 @@ from django_rmq_retry import CeleryTask, Delivery, handler
 from django_rmq_retry.markup import NOTHING, name, wrapping
 from django_rmq_retry.messages import encode_properties
 from django_rmq_retry.messages.identity import attempt_identities
-from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
+from django_rmq_retry.models import (
+    Attempt,
+    MessageVersion,
+    OperatorAction,
+    ParkedMessage,
+    RequeueItem,
+    RequeueRun,
+    State,
+)
 from tests.admin import made
 from tests.admin.conftest import SUPPORT, client_of, operating, support
 from tests.admin.looking import EVIL, Page, address_of, own_queries, scripts_in
@@ -117,6 +125,22 @@ def test_a_message_that_was_handled_twice_says_so_first_and_in_its_timeline(page
     assert text.count("Attempt 1 succeeded") == 1
     assert text.index("Handled again: attempt 1 succeeded") < text.index("Attempt 1 succeeded")
     assert "Handled twice" in run("rmq_parked", "show", str(one.pk)).out
+
+
+def test_an_attempt_whose_parking_was_interrupted_is_not_shown_as_a_parking(page: Client) -> None:
+    """An outage came before the copy was confirmed; the message was delivered again and failed once more."""
+    one = made.message(attempts=2)
+    made.attempt(one, 1)
+    lost = made.attempt(one, 2, at=one.parked_at - timedelta(minutes=2), interrupted=True)
+    made.attempt(one, 2)
+    text = Page(page.get(address_of(one))).text
+
+    said = "Attempt 2 failed; parking was interrupted, and the broker delivered the message again"
+    assert (text.count(said), text.count("Parked: ")) == (1, 1)
+    assert "same error" not in text.partition(said)[0], "it is not folded into the attempt after it"
+    assert "park (interrupted: delivered again)" in run("rmq_parked", "show", str(one.pk), "--attempts", "all").out
+    Attempt.objects.filter(pk=lost.pk).update(interrupted=False)
+    assert Page(page.get(address_of(one))).text.count("Parked: ") == 2
 
 
 def test_a_delivery_that_once_spared_is_no_second_handling(page: Client) -> None:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
@@ -111,6 +112,61 @@ def test_a_copy_that_is_not_stored_is_sent_again_and_its_message_stays(
     assert one.line.acked == [b"1"]
     assert pauses == [0.5, 1, 2, 4, 8, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
     assert caplog.text.count("the message stays unacked") == 7
+
+
+class TestACopyThatAnOutageInterrupts:
+    """Who wrote that the message was parked has to learn that it was not."""
+
+    @pytest.mark.parametrize("outcome", [PublishEnd.NACKED, PublishEnd.UNKNOWN, PublishEnd.UNSENT])
+    def test_is_told_if_its_line_closed_before_the_copy_was_confirmed(self, outcome: PublishEnd) -> None:
+        one, told = Settling(), Mock()
+        one.settle(replace(COPY, lost=told))
+        one.line.open = False
+        told.assert_not_called()
+        one.end(outcome)
+
+        told.assert_called_once_with()
+
+    def test_is_told_if_its_line_closed_before_the_copy_was_sent(self) -> None:
+        one, told = Settling(), Mock()
+        one.line.open = False
+        one.settle(replace(COPY, lost=told))
+
+        told.assert_called_once_with()
+        assert one.copies.sent.empty()
+
+    @pytest.mark.parametrize("outcome", [PublishEnd.RETURNED, PublishEnd.TOO_LARGE])
+    def test_is_told_if_its_line_closes_while_a_refused_copy_waits(self, outcome: PublishEnd) -> None:
+        one, told = Settling(), Mock()
+        one.settle(replace(COPY, lost=told))
+        one.end(outcome)
+        one.line.open = False
+        one.pause()
+
+        told.assert_called_once_with()
+        assert one.copies.sent.empty()
+
+    def test_is_told_if_the_consumer_ends_while_a_refused_copy_waits(self) -> None:
+        one, told = Settling(), Mock()
+        one.settle(replace(COPY, lost=told))
+        one.end(PublishEnd.RETURNED)
+        one.settler.close()
+        one.pause()
+
+        told.assert_called_once_with()
+        assert one.copies.sent.empty()
+
+    @pytest.mark.parametrize("still_open", [True, False])
+    def test_is_not_told_of_a_copy_that_is_stored(self, still_open: bool) -> None:
+        one, told = Settling(), Mock()
+        one.settle(replace(COPY, lost=told))
+        one.end(PublishEnd.RETURNED)
+        one.pause()
+        one.line.open = still_open
+        one.end(PublishEnd.CONFIRMED)
+        one.settler.close()
+
+        told.assert_not_called()
 
 
 @pytest.mark.parametrize(("chance", "share"), [(0.0, 0.75), (1.0, 1.25)])

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -261,6 +262,36 @@ def test_a_record_finds_all_attempts_after_its_requeue(real: Recorder) -> None:
     assert Attempt.objects.count() == 3
     assert [(one.cycle, one.verdict) for one in attempts_of(record)] == [(2, "ack"), (2, "retry")]
     assert ErrorGroup.objects.get().processed == 1
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["not written yet", "written"])
+@pytest.mark.parametrize("sent_before", [False, True], ids=["first sent", "requeued"])
+def test_an_attempt_whose_message_was_not_parked_says_so(real: Recorder, sent_before: bool, written: bool) -> None:
+    copy = requeued()[1] if sent_before else delivery(message_id="m-1")
+    # Its next delivery has the same number, and may be attempted by the same thread.
+    interrupted, parked_then = (failure(replace(copy), verdict=park(Reason.EXHAUSTED, "Gave up")) for _ in range(2))
+    for attempt in (interrupted, parked_then):
+        real.note(attempt)
+    if written:
+        real.buffer.flush()
+    real.unparked(interrupted.delivery)
+    real.buffer.flush()
+
+    assert list(Attempt.objects.order_by("pk").values_list("number", "interrupted")) == [(1, True), (1, False)]
+    assert len(real.buffer) == 0
+
+
+def test_a_correction_waits_until_the_database_is_back(real: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = failure(verdict=park(Reason.EXHAUSTED, "Gave up"))
+    real.note(attempt)
+    real.unparked(attempt.delivery)
+    with monkeypatch.context() as away:
+        away.setattr(insert, "_table", "no_such_table")
+        real.buffer._step(0.0)
+    before = len(real.buffer)
+    real.buffer.flush()
+
+    assert (before, Attempt.objects.get().interrupted) == (2, True)
 
 
 def test_without_tables_attempts_stay_buffered(
