@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from django.contrib import admin, messages
 from django.core.paginator import Paginator
 from django.db import models
-from django.db.models import F, Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models import Exists, F, Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce, Greatest
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
@@ -149,6 +149,7 @@ class ErrorGroupAdmin(Pages):
             title=str(group),
             group=group,
             ready=_ready(group),
+            failed_again=_failed_again(group),
             card=Card(group=group, trend=trends_of([group.pk])[group.pk], plain=plain_words(group)),
             buttons=buttons,
             menu=menu,
@@ -276,8 +277,17 @@ def _ready(group: Any) -> int:
     return int(max(group.parked - group.held, 0))
 
 
+def _failed_again(group: Any) -> int:
+    """Return how many of its open messages have failed again: what was processed or discarded since is none."""
+    open_ones = ParkedMessage.objects.filter(group=group.pk, state__in=(State.PARKED, State.ON_HOLD), cycle__gt=1)
+    # The counter of the group has never less; it limits the look at a large group that has had none.
+    return open_ones.order_by()[: group.failed_again].count() if group.failed_again else 0
+
+
 def _chosen(asked: str, show: str) -> QuerySet[ErrorGroup]:
-    groups = ErrorGroup.objects.order_by("-parked", "-last_seen", "-pk")
+    waits = Exists(ParkedOrigin.objects.filter(group=OuterRef("pk"), count__gt=0))
+    # A group whose messages are all on hold waits for nobody now.
+    groups = ErrorGroup.objects.order_by(waits.desc(), "-parked", "-last_seen", "-pk")
     if show == "parked":
         groups = groups.filter(parked__gt=0, muted=False)
     elif show == "muted":

@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, npgettext
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.admin.labels import LEFT_OUT
+from django_rmq_retry.admin.labels import LEFT_OUT, marks
 from django_rmq_retry.admin.pages import Pages, refusal, requires
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
@@ -337,7 +337,7 @@ class MessageList(ChangeList):
 
     def _same(self) -> Iterator[str]:
         rows = list(self.result_list)
-        if len(self.words().get("state", ())) == 1 and not any(row.held_until or row.unconfirmed for row in rows):
+        if len(self.words().get("state", ())) == 1 and not any(row.held_until or marks(row) for row in rows):
             yield "status"
         if len({row.type for row in rows}) == 1:
             yield "kind"

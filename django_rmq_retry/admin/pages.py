@@ -39,6 +39,7 @@ View = Callable[Concatenate[Any, HttpRequest, P], HttpResponseBase]
 """A method of a page, or a function that takes the page first."""
 DATABASE_ANSWER_SECONDS = 6.0
 """Seconds for which a page waits for the first answer of its database."""
+CLOCK = "Rmq-Clock"
 AGAIN_SECONDS = 5
 """Seconds after which a page loads again that had none."""
 MOST_POSTED_BYTES = 10 * 1024 * 1024
@@ -295,7 +296,10 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
             **context,
         }
         shown = part if part and request.GET.get("fragment") else template
-        return TemplateResponse(request, f"{FOLDER}/{shown}", frame, status=status)
+        answer = TemplateResponse(request, f"{FOLDER}/{shown}", frame, status=status)
+        # What the script says of a part that gets old: in the time zone of all other times of the page.
+        answer[CLOCK] = f"{timezone.localtime():%H:%M:%S}"
+        return answer
 
     def roomy(self, view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
         """Wrap a view whose form may exceed DATA_UPLOAD_MAX_MEMORY_SIZE, up to MOST_POSTED_BYTES.

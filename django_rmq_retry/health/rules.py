@@ -420,6 +420,12 @@ class Code(Enum):
         why="The limit was passed as --max-parked.",
         fix="manage.py rmq_parked groups",
     )
+    RUN_PAUSED = _warning(Area.PARKED)(
+        text=_("Requeue run %(subject)s paused itself%(explanation)s."),
+        why=_("%(messages)s not sent yet."),
+        fix="%(command)s --resume, or %(command)s --stop",
+        page=ActingPage.RUN,
+    )
     PARKED = replace(
         PARKED_LONG, severity=Severity.WARNING, line="", why=_("%(details)s A parked message waits for an operator.")
     )
@@ -481,12 +487,6 @@ class Code(Enum):
         fix="manage.py rmq_relay list",
         page=ActingPage.OUTBOX,
         runbook="the-outbox-grows",
-    )
-    RUN_PAUSED = _warning(Area.PARKED)(
-        text=_("Requeue run %(subject)s paused itself%(explanation)s."),
-        why=_("%(messages)s not sent yet."),
-        fix="%(command)s --resume, or %(command)s --stop",
-        page=ActingPage.RUN,
     )
     RUN_HELD = replace(RUN_PAUSED, text=_("Requeue run %(subject)s has been paused for %(span)s%(explanation)s."))
     RUN_WAITS = _warning(Area.PARKED)(

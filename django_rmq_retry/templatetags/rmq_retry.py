@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 from django_rmq_retry import markup
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health.processes import lost_since_now
+from django_rmq_retry.health.rules import Code
 from django_rmq_retry.models import GatedAct, LiveStatus
 from django_rmq_retry.parked.four_eyes import needs_second
 from django_rmq_retry.parked.operators import LABEL, refusal
@@ -85,7 +86,8 @@ def rmq_card(context: Context, most: int = 5) -> dict[str, Any]:
         return {}
     with suppress(DatabaseError):
         summary = pages.summary(request)
-        needs = summary["needs"]
+        # A run that paused itself sends nothing, while its operator may believe that it does.
+        needs = sorted(summary["needs"], key=lambda need: need.problem.code is not Code.RUN_PAUSED)
         return {**summary, "needs": needs[:most], "more": max(0, len(needs) - most)}
     return {}
 

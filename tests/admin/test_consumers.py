@@ -8,8 +8,10 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.health.processes import tidy_vanished
 from django_rmq_retry.models import ConsumerProcess, State
+from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.looking import Page
 from tests.commands.running import run
@@ -34,6 +36,26 @@ def test_a_running_process_is_shown_with_its_facts(page: Client) -> None:
     assert "1 message in flight" in text
     assert re.search(r"transfer Key or id PAY-1 Attempt 3 In flight for 4 min ([5-9]|1\d) s", text)
     assert "beyond" not in text
+
+
+def test_the_page_begins_with_what_is_wrong_and_the_command_if_none_is_alive(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all dead it had badges only; the command that starts consumers stood in rmq_status."""
+    made.broker_seen(monkeypatch, Level(queue="pay", role=Role.WORK, ready=45, consumers=0))
+    made.consumer(seconds=52, host="vm", pid=18494)
+    text = shown(page)
+
+    said = "✕ No consumer is alive. Last heartbeat 52 s ago: vm:18494. 1 queue stands still, 45 messages ready: pay 45."
+    assert f"{said} manage.py rmq_consume Processes" in text
+
+
+def test_a_process_without_the_broker_is_named_before_the_table(page: Client) -> None:
+    made.consumer(host="vm", pid=1)
+    made.consumer(host="vm", pid=2, connected=False)
+
+    assert "! Without a connection to the broker: vm:2. These consumers take no messages. Processes" in shown(page)
+    assert "manage.py rmq_consume" not in shown(page)
 
 
 def test_queues_beyond_three_are_folded(page: Client) -> None:
@@ -229,7 +251,7 @@ def test_processes_that_need_somebody_are_listed_above_those_that_run(page: Clie
     made.consumer(host="b", seconds=400, queues=["other"])
     made.consumer(host="c", in_flight=[made.in_flight(seconds=60, timeout=30.0)])
     made.consumer(host="d", connected=False)
-    text = shown(page)
+    text = shown(page).partition(" Processes ")[2]
 
     assert sorted("abcde", key=lambda host: text.index(f"{host}:4711")) == list("bcdae")
 
@@ -255,7 +277,7 @@ def test_findings_and_tables_write_an_age_in_the_same_way(page: Client) -> None:
 def test_of_two_vanished_processes_the_one_with_messages_is_listed_first(page: Client) -> None:
     made.consumer(host="a", seconds=60)
     made.consumer(host="b", seconds=60, in_flight=[made.in_flight()])
-    text = shown(page)
+    text = shown(page).partition(" Processes ")[2]
 
     assert text.index("b:4711") < text.index("a:4711")
 

@@ -210,6 +210,16 @@ def test_columns_that_say_the_same_in_each_row_are_left_out_of_a_wide_screen(pag
     assert found == [("status",), ("status", "kind"), (), ("kind",)]
 
 
+def test_a_wide_screen_shows_which_of_the_parked_messages_was_discarded_before(page: Client) -> None:
+    """The column was left out because all were parked; a phone and the page of the group had the mark."""
+    made.message(business_key="PAY-80006", discarded_at=timezone.now())
+    made.message(business_key="PAY-80007")
+    answer = page.get(LIST)
+
+    assert "status" not in answer.context["cl"].same
+    assert "discarded before" in Page(answer).text
+
+
 def test_a_span_of_time_narrows_the_list_by_the_readers_clock(page: Client, settings: Any) -> None:
     settings.TIME_ZONE = "Europe/Prague"
     noon = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)

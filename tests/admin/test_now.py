@@ -20,12 +20,22 @@ from django_rmq_retry.errors import BrokerUnreachable
 from django_rmq_retry.health import facts
 from django_rmq_retry.health.problems import unreachable
 from django_rmq_retry.health.rules import Code
-from django_rmq_retry.models import Action, ErrorGroup, LiveStatus, QueueControl, RequeueRun, RunWait, State
+from django_rmq_retry.models import (
+    Action,
+    ErrorGroup,
+    LiveStatus,
+    ParkedMessage,
+    QueueControl,
+    RequeueRun,
+    RunState,
+    RunWait,
+    State,
+)
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
-from tests.operators.made import logged
+from tests.operators.made import logged, requeue_run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 ADMIN = "/admin/rmq_retry/"
@@ -393,6 +403,51 @@ def test_without_its_tables_the_index_of_the_site_is_shown(page: Client, monkeyp
     monkeypatch.setattr("django_rmq_retry.admin.status.survey", missing)
 
     assert page.get("/admin/").status_code == 200
+
+
+def test_a_run_that_its_guard_paused_begins_the_card_of_an_index(page: Client) -> None:
+    """It was one of "and 3 more", while its operator believed that it sent."""
+    for place in range(5):
+        QueueControl.objects.create(queue=f"old.{place}", opened=True, opened_at=timezone.now())
+    cause = made.group()
+    run = requeue_run([made.message(cause).pk, made.message(cause).pk])
+    RequeueRun.objects.filter(pk=run.pk).update(state=RunState.PAUSED, wait=RunWait.GUARD)
+    text = Page(page.get(ADMIN)).text
+
+    assert text.index("paused itself") < text.index("The breaker of queue")
+
+
+def test_a_part_that_gets_old_has_a_time_of_the_zone_of_all_other_times(page: Client, settings: Any) -> None:
+    """The time "as of 00:49" by the browser stood beside "next probe at 01:53" by the server."""
+    settings.TIME_ZONE = "Pacific/Kiritimati"
+    hour = f"{timezone.localtime():%H}:"
+    whole, part = page.get(f"{ADMIN}livestatus/"), page.get(f"{ADMIN}livestatus/", {"fragment": 1})
+
+    assert f'data-rmq-pulse="{hour}' in whole.content.decode()
+    assert part["Rmq-Clock"].startswith(hour)
+
+
+def test_groups_of_which_all_are_on_hold_come_last(page: Client) -> None:
+    held, waits = made.group(title="RateLimited"), made.group(title="AccountClosed")
+    for _ in range(3):
+        made.message(held, state=State.ON_HOLD)
+    made.message(waits)
+    text = Page(page.get(f"{ADMIN}errorgroup/")).text
+
+    assert text.index("AccountClosed") < text.index("RateLimited")
+
+
+def test_the_page_of_a_group_counts_as_failed_again_what_is_still_open(page: Client) -> None:
+    """The words "7 failed again" stayed after all seven had been processed."""
+    group = made.group(failed_again=3)
+    made.message(group, cycle=2)
+    made.message(group)
+    address = f"{ADMIN}errorgroup/{group.pk}/change/"
+    before = Page(page.get(address)).text
+    ParkedMessage.objects.filter(cycle=2).update(state=State.PROCESSED)
+    after = Page(page.get(address)).text
+
+    assert ("1 failed again" in before, "failed again" in after) == (True, False)
 
 
 def test_a_finding_on_the_index_leads_to_its_page(page: Client) -> None:

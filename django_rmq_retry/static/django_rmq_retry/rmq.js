@@ -6,7 +6,7 @@
   const pulse = $("[data-rmq-pulse]");
   const live = $("[data-rmq-live]");
   const PATIENCE = 5000;
-  let paused = false, missed = 0, timer = 0, shown = "", seen = new Date();
+  let paused = false, missed = 0, timer = 0, shown = "", seen = pulse ? pulse.dataset.rmqPulse : "";
 
   const say = (text) => { if (pulse && $("[data-rmq-said]", pulse).textContent !== text) $("[data-rmq-said]", pulse).textContent = text; };
   const over = () => Boolean(live && $("[data-rmq-over]", live));
@@ -36,14 +36,14 @@
       if (paused) return;
       swap(text);
       missed = 0;
-      seen = new Date();
+      seen = answer.headers.get("Rmq-Clock") || seen;
       live.classList.remove("rmq-stale");
       if (pulse) { pulse.hidden = over(); say(pulse.dataset.textEvery); }
       later(sending ? 100 : usual());
     } catch {
       missed += 1;
       live.classList.add("rmq-stale");
-      if (pulse) { pulse.hidden = false; say(pulse.dataset.textStale.replace("TIME", seen.toLocaleTimeString())); }
+      if (pulse) { pulse.hidden = false; say(pulse.dataset.textStale.replace("TIME", seen)); }
       later(Math.min(usual() * 2 ** missed, 60000));
     }
   }
