@@ -30,6 +30,7 @@ from django_rmq_retry.markup import NOTHING, badge, counted, name, time_ago
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.properties import Properties, decode_properties
 from django_rmq_retry.models import OutboxMessage, State
+from django_rmq_retry.models.boxes import NO_ROUTE
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.operators import Actor, has_own_rules, own_rules_refusal
 from django_rmq_retry.parked.outbox_actions import retry_outbox
@@ -38,8 +39,6 @@ from django_rmq_retry.parked.selection import number_in
 OutboxRows = QuerySet[OutboxMessage]
 MOST_LISTED_BYTES = 16 * 1024
 """The size of a body up to which the list reads it for its business keys; the page of a row reads any body."""
-NO_ROUTE = "312 "
-"""The beginning of the broker's answer to a message that no queue takes."""
 
 
 class ByOutboxState(admin.SimpleListFilter):

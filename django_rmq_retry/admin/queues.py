@@ -22,7 +22,7 @@ from django_rmq_retry.breakers.queue_state import Flow, QueueState
 from django_rmq_retry.health.condition import STOPPED_BY, Condition, waiting_by_home
 from django_rmq_retry.health.facts import parked_in
 from django_rmq_retry.health.problems import Judged, Limits, Queues, excused, in_halts
-from django_rmq_retry.health.processes import late_handlers_now, queues_read_now
+from django_rmq_retry.health.processes import late_handlers_now, lost_since_now, queues_read_now
 from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked import queue_pauses
@@ -156,7 +156,8 @@ class QueueControlAdmin(Pages):
         judged = {one.level.queue: one for one in queues.judged()}
         waiting, current = waiting_by_home(known.levels), not (seen.unreachable or seen.late)
         at = datetime.fromtimestamp(now, UTC)
-        halts = {one.subject: one for one in in_halts(halted(at), at, Limits())}
+        lost = lost_since_now() if seen.unreachable else None
+        halts = {one.subject: one for one in in_halts(halted(at, lost=lost), at, Limits())}
         read = read_if_open(states)
         shown = [one for one in states if asked.casefold() in one.queue.casefold()]
         parked = parked_in(one.queue for one in shown)

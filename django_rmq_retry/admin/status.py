@@ -140,10 +140,10 @@ class LiveStatusAdmin(Pages):
         broker_look.remember(known.declared)
         seen = broker_look.look()
         shown = seen.last or seen
-        health = Health(survey=known, gauged=seen.gauged, away=seen.away)
+        health = _health(known, seen)
         states, read = [state_of(one) for one in known.stopped], queues_read(known.processes, known.at)
         stopped = StoppedQueues.of_states(states, known.at.timestamp(), read)
-        homes = handler_rows.homes(replace(health, gauged=shown.gauged).judged)
+        homes = handler_rows.homes(health.judged)
         current = not (seen.unreachable or seen.late)
         rows = handler_rows.handler_rows(
             homes, recorded=known.parked_in, stopped=stopped.badges, halts=health.halts, current=current
@@ -190,7 +190,7 @@ class LiveStatusAdmin(Pages):
         known = survey(page=True)
         broker_look.remember(known.declared)
         seen, parked = broker_look.glimpse(), known.parked.count
-        health = Health(survey=known, gauged=seen.gauged, away=seen.away)
+        health = _health(known, seen)
         return {
             "status": self.address("livestatus_changelist"),
             "look": seen,
@@ -214,6 +214,13 @@ class LiveStatusAdmin(Pages):
             "following": [Need.of(problem, request, self.address) for problem in following],
             "count": len(health.needs) - len(following),
         }
+
+
+def _health(known: Survey, seen: broker_look.Look) -> Health:
+    """Judge the queues as the broker told of them last: a problem of one does not end with the broker's answers."""
+    shown = seen.last or seen
+    earlier = bool(seen.unreachable or seen.late) and bool(shown.levels)
+    return Health(survey=known, gauged=shown.gauged, as_of=shown.at if earlier else None, away=seen.away)
 
 
 def _unknown_figures(shown: broker_look.Look, request: HttpRequest) -> object:

@@ -29,11 +29,15 @@ NOT_HALTED = {"halted_at": None, "halted_seen_at": None, "halted_message": "", "
 """The columns of a queue that is not halted."""
 
 
-def halted(now: datetime | None = None) -> tuple[QueueControl, ...]:
-    """Return the queues that are halted now, by the clock of the database."""
+def halted(now: datetime | None = None, *, lost: datetime | None = None) -> tuple[QueueControl, ...]:
+    """Return the queues that are halted now, by the clock of the database.
+
+    If no consumer has reached the broker since ``lost``, nothing has moved since then: they are those of that time.
+    """
     alias = controls_alias()
+    at = lost or now or database_clock.now(alias)
     rows = QueueControl.objects.using(alias).filter(halted_at__isnull=False)
-    return tuple(rows.filter(halted_seen_at__gt=(now or database_clock.now(alias)) - STALE_HALT).order_by("queue"))
+    return tuple(rows.filter(halted_seen_at__gt=at - STALE_HALT).order_by("queue"))
 
 
 class Halts:
@@ -46,6 +50,7 @@ class Halts:
         *,
         holds: Callable[[str], bool],
         let_go: Callable[[str], None],
+        connected: Callable[[], bool] = lambda: True,
     ) -> None:
         self._halts = halts
         self._who = who
@@ -53,13 +58,20 @@ class Halts:
         """Returns True if a message of the queue is unacked here."""
         self._let_go = let_go
         """Called with a queue whose message has gone: another process may have it."""
+        self._connected = connected
+        """Returns False while this process has no connection: its reports stay, as what is known last."""
         self._reported: dict[str, tuple[int, float]] = {}
+        self._counted: dict[str, tuple[str | None, int]] = {}
+        """The message that halted each queue last, and how many of its attempts here are in the table."""
         self._unheld: dict[str, float] = {}
         """The halted queues without an unacked message here, each with the time of the first look that saw it so."""
         self._failures = LastingFailures()
 
     def report(self) -> None:
         """Write the changes; a failed write is retried at the next call and does not prevent the other writes."""
+        if not self._connected():
+            self._unheld.clear()
+            return
         now, halted_now = time.monotonic(), {halt.queue: halt for halt in self._halts()}
         gone = {queue for queue in halted_now if self._is_gone(queue, now)}
         errors = [_error_of(partial(self._leave, queue)) for queue in gone]
@@ -100,6 +112,8 @@ class Halts:
 
     def end(self) -> None:
         """Mark the queues as no longer halted here; the start is kept in case the same message fails again."""
+        if not self._connected():
+            return
         for queue in self._reported:
             self._mine(queue).update(halted_seen_at=None)
 
@@ -112,14 +126,18 @@ class Halts:
         now, message = database_clock.now(alias), short(halt.message_id or "", COLUMN_BYTES)
         since = now - timedelta(seconds=max(time.time() - halt.since, 0.0))
         same = row.halted_at is not None and message and row.halted_message == message
+        # Each process counts its own attempts: those of others, and of earlier ones, are in the table.
+        counted_for, counted = self._counted.get(halt.queue, (None, 0))
+        counted = counted if counted_for == halt.message_id and counted <= halt.attempt else 0
         QueueControl.objects.using(alias).filter(pk=row.pk).update(
             halted_at=row.halted_at if same else since,
             halted_seen_at=now,
             halted_by=self._who,
-            halted_attempt=halt.attempt,
+            halted_attempt=(row.halted_attempt or 0) + halt.attempt - counted if same else halt.attempt,
             halted_error=short(halt.error, _ERROR_BYTES),
             halted_message=message,
         )
+        self._counted[halt.queue] = halt.message_id, halt.attempt
 
 
 def _error_of(write: Callable[[], None]) -> Exception | None:

@@ -95,7 +95,13 @@ def consumer(
         at_once = sum(made.sizes)
         facts: dict[str, Any] = {"name": name, "number": number, "package": __version__, "threads": at_once}
         heartbeat = Heartbeat(made, **facts, queues=made.pauses.queues)
-    halts = Halts(lambda: events.halts, name, holds=source.holds, let_go=events.let_go)
+    halts = Halts(
+        lambda: events.halts,
+        name,
+        holds=source.holds,
+        let_go=events.let_go,
+        connected=lambda: made.lost_since is None,
+    )
     watch = Watch(breaker_gate, halts, with_connections=FreshConnections)
     return ConsumerWithThreads(consumer=made, watch=watch, heartbeat=heartbeat, recorder=recorder)
 

@@ -31,6 +31,7 @@ from django_rmq_retry.breakers.halts import halted
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_connections import Unanswered
 from django_rmq_retry.declared import rows
+from django_rmq_retry.health.processes import lost_since
 from django_rmq_retry.health.rules import RETRY_OVERDUE
 from django_rmq_retry.health.time_limit import in_time
 from django_rmq_retry.messages.texts import one_line
@@ -190,7 +191,7 @@ class Survey:
     stopped: tuple[QueueControl, ...] = ()
     """Queues that a pause or a breaker stops; a pause may have ended while the breaker is still open."""
     halted: tuple[QueueControl, ...] = ()
-    """Strict-order queues that are stopped because their first message fails."""
+    """Strict-order queues that are stopped because their first message fails, or were when the broker was lost."""
     approvals: ApprovalCounts = ApprovalCounts()
     silent: SilentCopies = SilentCopies()
     overdue: tuple[OverdueRetries, ...] = ()
@@ -227,6 +228,7 @@ def survey(*, page: bool = False) -> Survey:
     parked_now, silent = parked(now, [one.queue for one in stopped], origins)
     pending = outbox_if_read() if page else outbox()
     runs = tuple(RequeueRun.objects.filter(state__in=ACTIVE).order_by("pk"))
+    processes = tuple(ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_SURVEYED_PROCESSES])
     return Survey(
         alias=alias,
         at=now,
@@ -241,13 +243,13 @@ def survey(*, page: bool = False) -> Survey:
             if run.state == RunState.PAUSED and not run.retries_of
         },
         left_behind=tuple(left_behind_lately()),
-        processes=tuple(ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_SURVEYED_PROCESSES]),
+        processes=processes,
         outbox=pending or PendingRows(),
         outbox_answers=pending is not None,
         blocked=blocked(),
         apart=apart,
         stopped=stopped,
-        halted=halted(),
+        halted=halted(now, lost=lost_since(processes, now)),
         approvals=approvals(),
         silent=silent,
         overdue=overdue_retries(now),
@@ -442,6 +444,8 @@ def outbox() -> PendingRows:
         waiting=sum(one.waiting for one in pending),
         failed=sum(one.failed for one in pending),
         failed_since=min((one.failed_since for one in pending if one.failed_since), default=None),
+        failed_answer=next((one.failed_answer for one in pending if one.failed_answer), ""),
+        untaken=sum(one.untaken for one in pending),
         oldest=min((one.oldest for one in pending if one.oldest), default=None),
         answer=next((one.answer for one in pending if one.answer), ""),
     )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 
 from django.db import router
@@ -43,7 +44,7 @@ AWAY = (BrokerUnreachable, BrokerRefused, NotRunning)
 UNCONSUMED = (Code.NO_CONSUMER, Code.IDLE, Code.PERHAPS_STOPPED)
 FOLLOWING = (Code.NOT_RECORDED, Code.RUN_IDLE)
 """What no consumer does while none is alive, whichever queue or run it is about."""
-WITH_BROKER = (Code.DISCONNECTED, Code.RETRIES_OVERDUE, Code.OUTBOX_OVERDUE, Code.OUTBOX_REFUSED, Code.OUTBOX_WAITS)
+WITH_BROKER = (Code.DISCONNECTED, Code.RETRIES_OVERDUE, Code.OUTBOX_OVERDUE, Code.OUTBOX_WAITS)
 """What ends by itself once the broker is back, if no consumer reaches it."""
 
 
@@ -55,6 +56,8 @@ class Health:
     """None if the database is not used, or if it could not be queried and ``trouble`` has the reason."""
     trouble: str = ""
     gauged: Gauged = NO_QUEUES
+    as_of: datetime | None = None
+    """The time at which the broker told this of its queues, if it does not answer now."""
     broker: BrokerFacts | None = None
     """None if the broker was not asked here, or if it did not answer and ``away`` has the reason."""
     away: Problem | None = None
@@ -91,7 +94,8 @@ class Health:
         """What the database shows, whatever the broker answers."""
         if self.trouble:
             return (unusable(router.db_for_read(QueueControl), self.trouble),)
-        ready = {level.queue: level.ready for level in self.gauged.levels if level.ready}
+        levels = () if self.as_of else self.gauged.levels
+        ready = {level.queue: level.ready for level in levels if level.ready}
         return tuple(in_survey(self.survey, self.limits, ready)) if self.survey else ()
 
     @cached_property
@@ -105,6 +109,8 @@ class Health:
         found += too_many_parked(levels, self.survey, self.limits)
         last = last_signs(self.survey.processes, self.survey.at) if self.survey else None
         found = merged(found, self.queues, last)
+        if self.as_of:
+            found = [one if one in self.of_database else replace(one, as_of=self.as_of) for one in found]
         found += [self.away] if self.away else []
         found += self._waiting_for_the_broker(found)
         found += self._drift()

@@ -15,6 +15,7 @@ from django_rmq_retry import conf, database_clock
 from django_rmq_retry.amqp.declarer import MOVING
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.arguments import plural
+from django_rmq_retry.breakers.halts import STALE_HALT
 from django_rmq_retry.breakers.queue_state import Flow, QueueState
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.embedded.place import NotRunning
@@ -276,7 +277,7 @@ def in_survey(survey: Survey, limits: Limits, ready: Mapping[str, int] = Mapping
     for control in survey.stopped:
         is_read = read is None or control.queue in read
         yield _stopped(control, now, ready=ready.get(control.queue, 0), read=is_read)
-    yield from in_halts(survey.halted, now, limits)
+    yield from in_halts(survey.halted, now, limits, ready)
     yield from in_blocked(survey.blocked)
     yield from _in_approvals(survey.approvals, now)
     yield from in_processes(survey.processes, now)
@@ -314,7 +315,15 @@ def _in_approvals(known: ApprovalCounts, now: datetime) -> Iterator[Problem]:
 def in_outbox(outbox: PendingRows, now: datetime, limits: Limits) -> Iterator[Problem]:
     """Yield failed messages of the outbox, and overdue ones."""
     if outbox.failed:
-        yield Problem(code=Code.OUTBOX_FAILED, count=outbox.failed, since=outbox.failed_since)
+        answer = outbox.failed_answer.strip().removesuffix(".")
+        reason = _("No queue takes them (%(answer)s). They wait until it is declared and somebody sends them again.")
+        if outbox.untaken < outbox.failed:
+            reason = _(
+                "The broker did not take the oldest of them: %(answer)s. They wait until somebody sends them again or "
+                "discards them."
+            )
+        words = {"reason": reason % {"answer": answer}}
+        yield Problem(code=Code.OUTBOX_FAILED, count=outbox.failed, since=outbox.failed_since, values=words)
     if outbox.oldest is not None and now - outbox.oldest > limits.outbox_age:
         values = _waited(now - outbox.oldest, limits.outbox_age)
         code = Code.OUTBOX_REFUSED if outbox.answer else Code.OUTBOX_OVERDUE
@@ -452,16 +461,22 @@ def _waited(waited: timedelta, most: timedelta) -> dict[str, object]:
     return {"span": span(waited), "most": span(most), **seconds}
 
 
+def _waiting(ready: int) -> str:
+    """Return a sentence on what waits in a queue, with a space before it; empty if nothing is known to."""
+    if not ready:
+        return ""
+    return " " + ngettext("%(number)s message waits.", "%(number)s messages wait.", ready) % {"number": number(ready)}
+
+
 def _stopped(control: QueueControl, now: datetime, *, ready: int, read: bool) -> Problem:
     if control.opened:
         lasted = now - control.opened_at if control.opened_at else timedelta()
         because, cause = (f": {text}" if text else "" for text in (control.cause, control.cause.removesuffix(".")))
-        waits = ngettext("%(number)s message waits.", "%(number)s messages wait.", ready) % {"number": number(ready)}
         values = {
             "span": span(lasted),
             "because": because,
             "cause": cause,
-            "waiting": f" {waits}" if ready else "",
+            "waiting": _waiting(ready),
             "probe": state_of(control).next_probe(now.timestamp(), read=read),
         }
         return Problem(code=Code.BREAKER_OPEN, subject=control.queue, since=control.opened_at, values=values)
@@ -479,19 +494,23 @@ def _stopped(control: QueueControl, now: datetime, *, ready: int, read: bool) ->
     )
 
 
-def in_halts(halted: Iterable[QueueControl], now: datetime, limits: Limits) -> Iterator[Problem]:
+def in_halts(
+    halted: Iterable[QueueControl], now: datetime, limits: Limits, ready: Mapping[str, int] = MappingProxyType({})
+) -> Iterator[Problem]:
     for control in halted:
-        yield _halted(control, now, limits)
+        yield _halted(control, now, limits, ready.get(control.queue, 0))
 
 
-def _halted(control: QueueControl, now: datetime, limits: Limits) -> Problem:
+def _halted(control: QueueControl, now: datetime, limits: Limits, ready: int) -> Problem:
     lasted, most = now - control.halted_at if control.halted_at else timedelta(), limits.halted_age
     error = control.halted_error
-    values = {"attempt": control.halted_attempt, "error": error, "cause": error.removesuffix(".")}
+    cause = error.removesuffix(".")
+    values = {"attempt": control.halted_attempt, "error": error, "cause": cause, "waiting": _waiting(ready)}
     return Problem(
         code=Code.HALTED_LONG if most is not None and lasted > most else Code.HALTED,
         subject=control.queue,
         since=control.halted_at,
+        as_of=control.halted_seen_at if control.halted_seen_at and control.halted_seen_at <= now - STALE_HALT else None,
         values={**values, **_waited(lasted, most or HALTED_TOO_LONG)},
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from django_rmq_retry.wording import messages_counted
+from django_rmq_retry.wording import messages_counted, second
 
 OUTBOX_OVERDUE_AFTER = timedelta(minutes=5)
 """The age from which a message in the outbox is a problem: a relay sends within seconds."""
@@ -263,7 +263,7 @@ class Code(Enum):
     HALTED_LONG = _error(Area.PARKED)(
         line="%(subject)s: halted for %(seconds).0f s, longer than %(limit)g s: %(error)s",
         text=_("Queue %(subject)r has been halted for %(span)s, attempt %(attempt)s: %(cause)s."),
-        why=_("It keeps its order: all later messages wait until its first message succeeds."),
+        why=_("It keeps its order: all later messages wait until its first message succeeds.%(waiting)s"),
         fix="Correct the cause of the error; the queue resumes with the next attempt that succeeds.",
         page=ActingPage.QUEUES,
         runbook="a-line-has-halted",
@@ -360,7 +360,7 @@ class Code(Enum):
     OUTBOX_FAILED = _error(Area.DATABASE)(
         line="%(messages)s in the outbox failed: manage.py rmq_relay list --failed",
         text=_("%(messages)s in the outbox failed."),
-        why=_("The broker can never accept them as they are, so they are not sent."),
+        why="%(reason)s",
         fix="manage.py rmq_relay list --failed, then manage.py rmq_relay retry or discard",
         page=ActingPage.OUTBOX,
         runbook="the-outbox-grows",
@@ -626,6 +626,8 @@ class Problem:
     """The queue, the error group, the run or the database that it is about."""
     count: int = 0
     since: datetime | None = None
+    as_of: datetime | None = None
+    """When it was seen last, if that cannot be looked at now."""
     values: Mapping[str, object] = field(default_factory=dict)
     """What else the templates of its rule name."""
 
@@ -667,7 +669,9 @@ class Problem:
 
     @property
     def why(self) -> str:
-        return self._filled_in(self.rule.why)
+        why = self._filled_in(self.rule.why)
+        known = gettext("Last known at %(time)s.") % {"time": second(self.as_of)} if self.as_of else ""
+        return " ".join(filter(None, (why, known)))
 
     @property
     def fix(self) -> str:

@@ -15,13 +15,21 @@ class PendingRows:
 
     waiting: int = 0
     failed: int = 0
-    """Messages that the broker refuses permanently: they need an operator."""
+    """Messages that the broker refused time after time: they need an operator."""
     failed_since: datetime | None = None
     """The time at which the first of them failed."""
+    failed_answer: str = ""
+    """What the broker answered to the first of them."""
+    untaken: int = 0
+    """Those of them that no queue takes."""
     oldest: datetime | None = None
     """The time of the oldest that waits."""
     answer: str = ""
     """What the broker answered to the oldest of those that it did not take; empty if it was asked for none."""
+
+
+NO_ROUTE = "312 "
+"""The beginning of the broker's answer to a message that no queue takes."""
 
 
 class OutboxRows(models.QuerySet["OutboxMessage"]):
@@ -35,9 +43,12 @@ class OutboxRows(models.QuerySet["OutboxMessage"]):
             oldest=Min("created_at", filter=waiting),
             failed=Count("pk", filter=~waiting),
             failed_since=Min("failed_at"),
+            failed_answer=Max(Subquery(self.exclude(waiting).order_by("failed_at", "pk").values("error")[:1])),
+            untaken=Count("pk", filter=~waiting & Q(error__startswith=NO_ROUTE)),
             answer=Max(Subquery(self.filter(waiting).exclude(error="").order_by("pk").values("error")[:1])),
         )
-        return PendingRows(**{**figures, "answer": figures["answer"] or ""})
+        texts = {name: figures[name] or "" for name in ("answer", "failed_answer")}
+        return PendingRows(**{**figures, **texts})
 
 
 class OutboxMessage(models.Model):
@@ -61,7 +72,7 @@ class OutboxMessage(models.Model):
     """True if the channel or the connection was lost while the row was in flight: it is sent with no other row."""
     error = models.TextField(_("last error"), blank=True)
     failed_at = models.DateTimeField(pgettext_lazy("outbox", "failed"), null=True, blank=True)
-    """Set if the broker can never accept the message; the row is kept for an operator."""
+    """Set if the broker has refused the message too often; the row is kept for an operator."""
 
     objects = OutboxRows.as_manager()
 

@@ -15,7 +15,7 @@ from django_rmq_retry import Delivery, Exponential, Fixed, RetryThenPark, WaitQu
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.groups import ErrorGroupAdmin
 from django_rmq_retry.admin.status import LiveStatusAdmin
-from django_rmq_retry.amqp.levels import Level
+from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.errors import BrokerUnreachable
 from django_rmq_retry.health import facts
 from django_rmq_retry.health.problems import unreachable
@@ -32,6 +32,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.topology import Role
+from django_rmq_retry.wording import second
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
@@ -239,6 +240,43 @@ def test_what_only_follows_from_a_broker_that_is_away_is_folded_into_its_banner(
     # Another process reaches the broker, so what else is wrong has a cause of its own.
     assert alone.context["following"] == []
     assert "5 things need you" in Page(alone).text
+
+
+@pytest.mark.usefixtures("handlers")
+def test_while_the_broker_is_away_what_was_wrong_before_stays_with_its_age(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A halted and an abandoned queue vanished from the findings, above a table of the same minute."""
+    now = timezone.now()
+    seen, lost = now - timedelta(minutes=3), now - timedelta(minutes=2)
+    old = Level(queue="old", role=Role.WORK, ready=5, consumers=0, abandoned=True)
+    last = broker_look.Look(at=seen, gauged=Gauged(levels=(*queues("transfer", ready=1), old), api_set=True))
+    made.broker_seen(monkeypatch, away="connection refused", last=last)
+    made.consumer(connected=False, lost_at=lost)
+    since = {"halted_at": now - timedelta(minutes=15), "halted_seen_at": lost}
+    QueueControl.objects.create(queue="transfer", halted_attempt=31, halted_error="DiskFull: no space", **since)
+    told = page.get(f"{ADMIN}livestatus/")
+    whys = {one.problem.code: one.problem.why for one in told.context["needs"]}
+
+    assert list(whys) == [Code.HALTED_LONG, Code.ABANDONED]
+    assert whys[Code.HALTED_LONG].endswith(f"Last known at {second(lost)}.")
+    assert whys[Code.ABANDONED].endswith(f"Last known at {second(seen)}.")
+    assert "attempt 31" in Page(told).text
+    assert rows(page)["transfer"][-1] == "✕ halted"
+    assert "✕ halted" in Page(page.get(f"{ADMIN}queuecontrol/")).text
+    assert "3 things need you" in Page(page.get(ADMIN)).text
+
+
+def test_a_message_that_the_broker_refused_does_not_follow_from_its_outage(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood under "follow from it", and its queue was missing before and after the outage."""
+    made.broker_seen(monkeypatch, away="connection refused")
+    made.outgoing(attempts=9, failed_at=None, created_at=timezone.now() - timedelta(minutes=9))
+    told = page.get(f"{ADMIN}livestatus/")
+
+    assert [one.problem.code for one in told.context["needs"]] == [Code.OUTBOX_REFUSED]
+    assert told.context["following"] == []
 
 
 def test_several_causes_have_a_button_to_all_of_them_beside_the_largest(page: Client) -> None:

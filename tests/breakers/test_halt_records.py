@@ -2,6 +2,7 @@
 
 import logging
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -51,7 +52,51 @@ def test_a_halt_reported_again_keeps_its_time_with_any_message_id() -> None:
     since = halted()[0].halted_at
     halts_of("two", halt("a", "\udcff", attempt=4)).report()
 
-    assert [(row.halted_at, row.halted_by, row.halted_attempt) for row in halted()] == [(since, "two", 4)]
+    assert [(row.halted_at, row.halted_by, row.halted_attempt) for row in halted()] == [(since, "two", 7)]
+
+
+@pytest.mark.usefixtures("own")
+def test_the_attempts_of_a_halt_are_counted_over_restarts_and_reconnects() -> None:
+    """A queue was halted for 12 minutes, "attempt 9", after 31 attempts."""
+    known = [halt("a", "1", attempt=20)]
+    one = Halts(lambda: tuple(known), "one", holds=lambda _queue: True, let_go=lambda _queue: None)
+    counts = []
+    for attempt in (21, 22, 1, 2):  # After a reconnect this process may count from 1 again.
+        known[0] = halt("a", "1", attempt=attempt)
+        one.report()
+        counts += [row.halted_attempt for row in halted()]
+    one.end()
+    halts_of("restarted", halt("a", "1", attempt=1)).report()
+    counts += [row.halted_attempt for row in halted()]
+    halts_of("restarted", halt("a", "2", attempt=1)).report()
+    counts += [row.halted_attempt for row in halted()]
+
+    assert counts == [21, 22, 23, 24, 25, 1], "the last one is of another message"
+
+
+@pytest.mark.usefixtures("own")
+def test_a_halted_queue_stays_known_while_no_consumer_reaches_the_broker() -> None:
+    held, known, online = {"a"}, [halt("a", "1")], [True]
+    halts = Halts(
+        lambda: tuple(known),
+        "one",
+        holds=held.__contains__,
+        let_go=lambda _queue: known.clear(),
+        connected=lambda: online[0],
+    )
+    halts.report()
+    seen = halted()[0].halted_seen_at
+    assert seen is not None
+    held.clear()
+    online[0] = False
+    for _turn in range(2):
+        halts.report()
+    halts.end()
+    later = seen + timedelta(minutes=12)
+
+    assert [row.halted_seen_at for row in halted()] == [seen]
+    assert halted(later) == ()
+    assert [row.queue for row in halted(later, lost=seen + timedelta(seconds=5))] == ["a"]
 
 
 @pytest.mark.usefixtures("own")

@@ -683,6 +683,26 @@ def test_an_overdue_outbox_names_the_brokers_answer() -> None:
     assert "rmq_consume" not in refused.fix
 
 
+def test_failed_messages_of_the_outbox_say_what_can_be_done_for_them() -> None:
+    """ "The broker can never accept them" stood above messages that were delivered once their queue was declared."""
+    facts: dict[str, Any] = {"failed": 2, "failed_since": NOW}
+    [unrouted] = needs(surveyed(outbox=PendingRows(**facts, failed_answer="312 NO_ROUTE", untaken=2)), [])
+    [large] = needs(surveyed(outbox=PendingRows(**facts, failed_answer="200 bytes are above 100.", untaken=1)), [])
+
+    wait = "They wait until"
+    assert unrouted.why == f"No queue takes them (312 NO_ROUTE). {wait} it is declared and somebody sends them again."
+    assert large.why == (
+        "The broker did not take the oldest of them: 200 bytes are above 100. "
+        f"{wait} somebody sends them again or discards them."
+    )
+
+
+def test_a_halted_queue_says_how_many_messages_wait() -> None:
+    [found] = needs(surveyed(**halted(NOW)), [level(ready=19, consumers=1)])
+
+    assert found.why.endswith("until its first message succeeds. 19 messages wait.")
+
+
 def test_while_the_broker_is_away_what_waits_in_the_outbox_is_counted_at_once() -> None:
     away = Problem(code=Code.BROKER_NOT_RUNNING)
     waiting = surveyed(outbox=PendingRows(waiting=3, oldest=ago(seconds=20)))

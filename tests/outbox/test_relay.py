@@ -172,7 +172,8 @@ def test_a_row_that_the_broker_can_never_accept_fails_with_its_reason(
     assert row.failed_at is not None
     assert post.keys == ["bad", "good", "bad", "bad"]
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.CRITICAL]
-    assert OutboxMessage.objects.using("own").pending() == PendingRows(failed=1, failed_since=row.failed_at)
+    failed: dict[str, Any] = {"failed": 1, "failed_since": row.failed_at, "failed_answer": row.error, "untaken": 1}
+    assert OutboxMessage.objects.using("own").pending() == PendingRows(**failed)
 
 
 def test_a_failed_row_blocks_its_ordering_key(post: Post) -> None:
