@@ -6,7 +6,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.db import router, transaction
-from django.db.models import OuterRef, Subquery
+from django.db.models import F, OuterRef, QuerySet, Subquery, Sum
+from django.db.models.functions import Coalesce, Greatest
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotFound
 from django.http.response import HttpResponseBase
 from django.utils.safestring import SafeString
@@ -39,6 +40,7 @@ from django_rmq_retry.models import (
     FormerName,
     OperatorAction,
     ParkedMessage,
+    ParkedOrigin,
     RequeueItem,
     RequeueRun,
     State,
@@ -72,7 +74,7 @@ def of_message(*verbs: str) -> Callable[[Callable[..., HttpResponseBase]], Calla
         @wraps(view)
         def answered(pages: Pages, request: HttpRequest, pk: int | str) -> HttpResponseBase:
             number = number_in(str(pk))
-            message = ParkedMessage.objects.select_related("group").filter(pk=number or 0).first()
+            message = _with_group().filter(pk=number or 0).first()
             if message is None and number and _was_there(number):
                 why = refusal(request, "view")
                 return pages.refused(request, why) if why else _deleted_page(pages, request, number)
@@ -160,6 +162,14 @@ def _log(request: HttpRequest, message: ParkedMessage, action: Action, facts: di
     actor = Actor.of_request(request)
     with transaction.atomic(using=router.db_for_write(OperatorAction)):
         log_action(actor, action, message=message.pk, group=message.group_id, subject=str(message), facts=facts)
+
+
+def _with_group() -> "QuerySet[ParkedMessage]":
+    """Return messages with how many of their group are parked, and how many on hold, as the group's page counts."""
+    origins = ParkedOrigin.objects.filter(group=OuterRef("group")).order_by().values("group")
+    parked = Coalesce(Subquery(origins.annotate(n=Sum("count")).values("n")), 0)
+    rows = ParkedMessage.objects.select_related("group").annotate(parked_of_group=parked)
+    return rows.annotate(held_of_group=Greatest(F("group__parked") - F("parked_of_group"), 0))
 
 
 def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: tuple[str, ...] = ()) -> HttpResponse:

@@ -575,3 +575,13 @@ def test_the_first_failure_is_that_of_the_timeline_if_the_message_reports_a_late
     made.attempt(one, 1, at=at - timedelta(seconds=4), seconds=4.2)
 
     assert f"First failed {timezone.localtime(at):%Y-%m-%d %H:%M:%S}" in Page(page.get(address_of(one))).text
+
+
+def test_the_group_of_a_message_on_hold_counts_as_on_its_own_page(page: Client) -> None:
+    """ "RateLimited (15 parked)" stood on the page of a message, and "0 parked · 15 on hold" on that of the group."""
+    first, second = (made.message(state=State.ON_HOLD) for _number in range(2))
+    third = made.message(second.group)
+    told = [Page(page.get(f"/admin/rmq_retry/parkedmessage/{one.pk}/change/")).text for one in (first, third)]
+
+    assert "(0 parked · 1 on hold)" in told[0]
+    assert "(1 parked · 1 on hold)" in told[1]
