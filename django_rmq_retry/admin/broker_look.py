@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rmq_retry import database_clock, declared
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.errors import RmqRetryError
+from django_rmq_retry.health.condition import waiting_retries
 from django_rmq_retry.health.problems import unreachable
 from django_rmq_retry.health.rules import Problem
 from django_rmq_retry.models import Declared
@@ -136,3 +137,9 @@ look = _window.look
 remember = _window.remember
 glimpse = _window.glimpse
 forget = _window.forget
+
+
+def retries_seen() -> int:
+    """Return how many messages wait until they are due, as the live status counts them: their keys are not known."""
+    seen = glimpse()
+    return waiting_retries((seen.last or seen).levels, database_clock.now(records_alias())).count

@@ -7,14 +7,11 @@ from urllib.parse import urlencode
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
-from django_rmq_retry import database_clock
-from django_rmq_retry.admin import broker_look
+from django_rmq_retry.admin.broker_look import retries_seen
 from django_rmq_retry.admin.choice import MOST_KEYS_SHOWN, seen_by
 from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
-from django_rmq_retry.health.condition import waiting_retries
 from django_rmq_retry.markup import counted
 from django_rmq_retry.models import KeyList, State
-from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.key_lists import Lookup, list_filter, look_up, matches_of_list, store
 from django_rmq_retry.parked.key_text import MOST_KEYS_OF_LIST, parse, text_of_keys
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -82,7 +79,7 @@ def _answer(pages: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) 
             (key, some[:MOST_MATCHES_SHOWN], len(some) - MOST_MATCHES_SHOWN) for key, some in matches_of(lookup.several)
         ],
         "missing": text_of_keys(lookup.missing),
-        "retrying": _retrying() if lookup.missing and not refusal(request, "view_status") else 0,
+        "retrying": retries_seen() if lookup.missing and not refusal(request, "view_status") else 0,
         "alike": list(lookup.alike.items())[:MOST_KEYS_SHOWN],
         "further": matches_of(lookup.further),
         "otherwise": [(key, some[:MOST_MATCHES_SHOWN]) for key, some in lookup.otherwise.items()][:MOST_KEYS_SHOWN],
@@ -96,12 +93,6 @@ def _answer(pages: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) 
         "rest": text_of_keys(rest) if twice and any(lookup.matches.get(key) for key in rest) else "",
         "buttons": _buttons(pages, request, known, held=held, unsure=bool(twice)),
     }
-
-
-def _retrying() -> int:
-    """Return how many messages wait for a retry, as the live status counts them: their keys are not known yet."""
-    seen = broker_look.glimpse()
-    return waiting_retries((seen.last or seen).levels, database_clock.now(records_alias())).count
 
 
 def _states(*, held: bool) -> list[str]:

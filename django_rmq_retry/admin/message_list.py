@@ -19,6 +19,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, npgettext
 
 from django_rmq_retry import database_clock
+from django_rmq_retry.admin.broker_look import retries_seen
 from django_rmq_retry.admin.labels import LEFT_OUT, marks
 from django_rmq_retry.admin.pages import Pages, refusal, requires
 from django_rmq_retry.conf import settings
@@ -313,6 +314,8 @@ class MessageList(ChangeList):
 
     framed = True
     """True: the field in the frame of the page searches it."""
+    retrying = 0
+    """If a search finds nothing: how many messages wait until they are due, whose keys are not known."""
     begins = False
     """True if no ID is exactly the text of the search, but some begin with it."""
 
@@ -326,6 +329,8 @@ class MessageList(ChangeList):
         self.capped = bool(getattr(self.paginator, "capped", False))
         if self.capped:
             self.known = counted_by_origin(self.words())
+        if self.query and not self.result_count and not refusal(request, "view_status"):
+            self.retrying = retries_seen()
         if not self.result_count:
             # An index has shown that no row matches; a query for the rows might search the whole table.
             self.result_list = []

@@ -1,5 +1,6 @@
 """The page of one parked message, and the page that remains when retention has deleted it."""
 
+import hashlib
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
@@ -138,7 +139,12 @@ def download(pages: Pages, request: HttpRequest, message: ParkedMessage) -> Http
         return pages.refused(request, erased(message))
     number = 1 if request.POST.get("version") == "1" else message.version
     body = bytes(message.body) if number == 1 else contents(message).body
-    _log(request, message, Action.DOWNLOAD, {"version": number, "sha256": message.sha256, "bytes": len(body)})
+    _log(
+        request,
+        message,
+        Action.DOWNLOAD,
+        {"version": number, "sha256": hashlib.sha256(body).hexdigest(), "bytes": len(body)},
+    )
     headers = saved_as(f"message-{message.pk}-v{number}.bin")
     return HttpResponse(body, content_type="application/octet-stream", headers=headers)
 
@@ -361,6 +367,8 @@ def _contents(request: HttpRequest, message: ParkedMessage, shown: tuple[str, ..
         "heading": heading_of(properties, whole=whole, shown=shown),
         "whole": whole,
         "version": version,
+        "size": len(body),
+        "sha256": hashlib.sha256(body).hexdigest() if version else message.sha256,
         "why_not_reveal": refusal(request, "reveal", message=message),
         "revealed": shown,
     }

@@ -56,7 +56,8 @@ def run_outcome(run: RequeueRun, *, unreachable: bool = False) -> tuple[str, str
     if run.sent and silent > 0:
         text = ngettext("%(count)d without an outcome", "%(count)d without an outcome", silent)
         return RunState.WAITING, counted(text, count=silent)
-    return (run.state, run.get_state_display()) if run.sent else (ItemState.SKIPPED, _("Nothing was sent"))
+    done = (MIXED if run.handled_twice else run.state, run.get_state_display())
+    return done if run.sent else (ItemState.SKIPPED, _("Nothing was sent"))
 
 
 def _sending(run: RequeueRun, *, unreachable: bool) -> tuple[str, str]:

@@ -79,6 +79,8 @@ MOST_SURVEYED_ITEMS = 1000
 """The most unsent messages of a paused run that are examined: those that are sent next."""
 MOST_RETRIES = 500
 """The most retries that are examined: those that were due last."""
+TWICE_REPORTED_FOR = timedelta(days=1)
+"""The time after the end of a run for which it is reported that messages of it were handled twice."""
 OVERDUE_REPORTED_FOR = timedelta(days=1)
 """The time for which a retry that never returned is reported: an attempt that a killed process made has no row."""
 
@@ -176,6 +178,8 @@ class Survey:
     cause: LargestCause | None = None
     runs: tuple[RequeueRun, ...] = ()
     """The active ones."""
+    twice: tuple[RequeueRun, ...] = ()
+    """Those of the active ones, and of the lately ended ones, of whose messages some were handled twice."""
     elsewhere: Mapping[int, int] = field(default_factory=dict)
     """The unsent messages of paused runs that are counted with an earlier run, or were sent or changed meanwhile."""
     left_behind: tuple[LeftBehind, ...] = ()
@@ -227,7 +231,9 @@ def survey(*, page: bool = False) -> Survey:
     origins = parked_origins()
     parked_now, silent = parked(now, [one.queue for one in stopped], origins)
     pending = outbox_if_read() if page else outbox()
-    runs = tuple(RequeueRun.objects.filter(state__in=ACTIVE).order_by("pk"))
+    harmful = Q(handled_twice__gt=0, finished_at__gt=now - TWICE_REPORTED_FOR)
+    known = list(RequeueRun.objects.filter(Q(state__in=ACTIVE) | harmful).order_by("pk"))
+    runs = tuple(run for run in known if run.state in ACTIVE)
     processes = tuple(ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_SURVEYED_PROCESSES])
     return Survey(
         alias=alias,
@@ -237,6 +243,7 @@ def survey(*, page: bool = False) -> Survey:
         parked_in=origins.by_queue,
         cause=largest_cause(now, origins) if parked_now.count else None,
         runs=runs,
+        twice=tuple(run for run in known if run.handled_twice),
         elsewhere={
             run.pk: counted_elsewhere(run, active=runs, most=MOST_SURVEYED_ITEMS)
             for run in runs

@@ -282,6 +282,9 @@ def in_survey(survey: Survey, limits: Limits, ready: Mapping[str, int] = Mapping
     yield from _in_approvals(survey.approvals, now)
     yield from in_processes(survey.processes, now)
     yield from in_runs(survey.runs, now, survey.elsewhere)
+    for run in survey.twice:
+        values = {"number": number(run.handled_twice)}
+        yield Problem(code=Code.HANDLED_TWICE, subject=str(run.pk), count=run.handled_twice, values=values)
 
 
 def _in_clocks(survey: Survey) -> Iterator[Problem]:

@@ -94,7 +94,9 @@ def show_list(command: RmqCommand, options: Options) -> Exit:
         command.document("parked_list/1", total=chosen.count, items=items, next=following)
         return Exit.DONE if found else Exit.NOTHING
     if not found:
-        command.say("No message matches." + (" All states were searched." if named and not options["state"] else ""))
+        everywhere = " All states were searched." if named and not options["state"] else ""
+        waits = " Messages that wait in RabbitMQ are not: manage.py rmq_status counts them." if everywhere else ""
+        command.say(f"No message matches.{everywhere}{waits}")
         return Exit.NOTHING
     terminal = command.stdout.isatty()
     command.table([LISTED, *_listed(found, terminal=terminal)], cut=True)

@@ -413,6 +413,20 @@ def test_an_edited_message_shows_its_version_and_the_original(page: Client) -> N
     assert page.post(address_of(one, "body"), {"version": "1"}).content == b'{"amount": 1}'
 
 
+def test_size_and_digest_are_those_of_the_version_that_is_shown(page: Client) -> None:
+    first, second = b'{"amount": 1}', b'{"amount": 12}'
+    one = made.message(body=first, version=2, size=len(first), sha256=hashlib.sha256(first).hexdigest())
+    fields: dict[str, Any] = {"properties": made.properties(), "at": timezone.now(), "by": "ann"}
+    MessageVersion.objects.create(message=one, number=2, body=second, **fields)
+    edited, original = (Page(page.get(address_of(one), words)).text for words in ({}, {"version": "1"}))
+    page.post(address_of(one, "body"))
+
+    for text, body in ((edited, second), (original, first)):
+        assert f"{len(body)} bytes" in text
+        assert hashlib.sha256(body).hexdigest()[:16] in text
+    assert OperatorAction.objects.get(action="download").facts["sha256"] == hashlib.sha256(second).hexdigest()
+
+
 def deaths(queue: str, count: int) -> bytes:
     entry = {"queue": queue, "reason": "rejected", "count": count, "exchange": "", "routing-keys": [queue]}
     return made.properties({"x-death": [entry]})

@@ -490,6 +490,8 @@ def test_a_key_that_is_not_found_may_belong_to_a_message_that_waits_for_a_retry(
 
     assert said in Page(pasted(page, "PAY-one, PAY-9")).text
     assert said not in Page(pasted(page, "PAY-one")).text
+    assert said in Page(page.get(LIST, {"q": "PAY-9"})).text
+    assert said not in Page(page.get(LIST, {"q": "PAY-3"}, follow=True)).text
 
 
 def test_a_correlation_id_of_a_hidden_message_stays_unknown(settings: Any) -> None:

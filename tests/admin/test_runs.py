@@ -325,6 +325,7 @@ def test_the_list_of_runs_says_what_was_handled_twice_and_a_page_no_zero(page: C
     listed = Page(page.get(RUNS)).text
 
     assert "Processed 30 · 20 twice" in listed
+    assert ("! Finished" in listed, "✓ Finished" in listed) == (True, False)
     assert listed.count("0 twice") == 1
     assert "not confirmed" not in shown(page, run)
     assert "2 not confirmed" in shown(page, plain)

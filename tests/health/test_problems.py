@@ -20,6 +20,7 @@ from django_rmq_retry.health.facts import (
     ParkedCounts,
     SilentCopies,
     Survey,
+    survey,
 )
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import (
@@ -712,3 +713,17 @@ def test_while_the_broker_is_away_what_waits_in_the_outbox_is_counted_at_once() 
     assert needs(waiting, []) == ()
     overdue = surveyed(outbox=PendingRows(waiting=3, oldest=ago(minutes=20)))
     assert codes(Health(survey=overdue, away=away).following) == ["OUTBOX_OVERDUE"]
+
+
+@pytest.mark.django_db
+def test_a_run_that_handled_messages_twice_is_a_finding_until_a_day_after_its_end() -> None:
+    """It ended as "✓ Finished", and only its own page said that three payments were made twice."""
+    fields: dict[str, Any] = {"state": RunState.FINISHED, "created_at": ago(days=3), "by": "ann", "total": 9}
+    lately = RequeueRun.objects.create(**fields, handled_twice=3, finished_at=ago(hours=23))
+    RequeueRun.objects.create(**fields, handled_twice=3, finished_at=ago(hours=25))
+    RequeueRun.objects.create(**fields, finished_at=NOW)
+    [found] = [one for one in needs(survey(), []) if one.code is Code.HANDLED_TWICE]
+
+    assert found.text == f"Requeue run {lately.pk}: at least 3 messages were handled twice."
+    assert found.fix == f"manage.py rmq_parked list --handled-twice-of-run {lately.pk}"
+    assert found.severity is Severity.WARNING
