@@ -56,10 +56,16 @@ from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.parked import cause_name
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering.keys import blocked_figures
-from django_rmq_retry.parked.approvals import open_requests_for
+from django_rmq_retry.parked.approvals import counted_in_open_requests
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.groups import growth_began
-from django_rmq_retry.parked.items import OUTCOME_LIMIT, LeftBehind, counted_elsewhere, left_behind_lately
+from django_rmq_retry.parked.items import (
+    OUTCOME_LIMIT,
+    LeftBehind,
+    counted_elsewhere,
+    left_behind_lately,
+    parked_to_send,
+)
 from django_rmq_retry.parked.unsent_edits import edited_unsent
 from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.publishing import outbox_rows
@@ -178,6 +184,8 @@ class Survey:
     cause: LargestCause | None = None
     runs: tuple[RequeueRun, ...] = ()
     """The active ones."""
+    to_send: int = 0
+    """The parked messages that those of them are to send that are sending; no more than are parked."""
     twice: tuple[RequeueRun, ...] = ()
     """Those of the active ones, and of the lately ended ones, of whose messages some were handled twice."""
     elsewhere: Mapping[int, int] = field(default_factory=dict)
@@ -201,6 +209,11 @@ class Survey:
     overdue: tuple[OverdueRetries, ...] = ()
     declared: tuple[Declared, ...] = ()
     """Queues and exchanges that this project has declared, on all brokers."""
+
+    @property
+    def sending(self) -> list[RequeueRun]:
+        """The runs that are to send parked messages at present; none if none of these is still parked."""
+        return _sending(self.runs) if self.to_send else []
 
 
 class Unmigrated(Exception):
@@ -243,6 +256,7 @@ def survey(*, page: bool = False) -> Survey:
         parked_in=origins.by_queue,
         cause=largest_cause(now, origins) if parked_now.count else None,
         runs=runs,
+        to_send=to_send(runs, parked_now.count),
         twice=tuple(run for run in known if run.handled_twice),
         elsewhere={
             run.pk: counted_elsewhere(run, active=runs, most=MOST_SURVEYED_ITEMS)
@@ -262,6 +276,20 @@ def survey(*, page: bool = False) -> Survey:
         overdue=overdue_retries(now),
         declared=tuple(rows()) if page or Declared._meta.db_table in tables else (),  # noqa: SLF001 - documented
     )
+
+
+def _sending(runs: Iterable[RequeueRun]) -> list[RequeueRun]:
+    started = [run for run in runs if run.state in (RunState.PLANNED, RunState.RUNNING)]
+    return [run for run in started if run.unsent and not run.retries_of]
+
+
+def to_send(runs: Iterable[RequeueRun], parked_now: int) -> int:
+    """Return how many of the parked messages runs are to send; of very many as many as the runs count, if parked."""
+    sending = _sending(runs)
+    if not sending or not parked_now:
+        return 0
+    counted = parked_to_send(sending)
+    return min(sum(run.unsent for run in sending) if counted is None else counted, parked_now)
 
 
 class Cause(NamedTuple):
@@ -460,13 +488,13 @@ def outbox() -> PendingRows:
 
 def approvals() -> ApprovalCounts:
     """Count the requests that wait for a second person."""
-    waiting = ApprovalRequest.objects.using(records_alias()).open(database_clock.now(records_alias()))
-    totals = waiting.order_by().aggregate(count=Count("pk"), oldest=Min("asked_at"), first=Min("pk"))
-    only = totals["first"] if totals["count"] == 1 else None
-    parked_now = ParkedMessage.objects.using(records_alias()).filter(state=State.PARKED)
-    found = open_requests_for(parked_now) if totals["count"] else []
-    of_parked = tuple((one, count) for one, count in found if one.act in ENDING)
-    return ApprovalCounts(count=totals["count"], oldest=totals["oldest"], only=only, of_parked=of_parked)
+    found = counted_in_open_requests(ParkedMessage.objects.using(records_alias()).filter(state=State.PARKED))
+    return ApprovalCounts(
+        count=len(found),
+        oldest=min((one.asked_at for one, _count in found), default=None),
+        only=found[0][0].pk if len(found) == 1 else None,
+        of_parked=tuple((one, count) for one, count in found if count and one.act in ENDING),
+    )
 
 
 def outbox_if_read() -> PendingRows | None:

@@ -336,8 +336,7 @@ def in_outbox(outbox: PendingRows, now: datetime, limits: Limits) -> Iterator[Pr
 
 def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
     parked, now, most = survey.parked, survey.at, limits.parked_age
-    started = [run for run in survey.runs if run.state in (RunState.PLANNED, RunState.RUNNING)]
-    sending = [run for run in started if run.unsent and not run.retries_of]
+    sending = survey.sending
     if parked.count and parked.oldest is not None:
         late = most is not None and now - parked.oldest > most
         many = limits.max_parked is None and parked.count >= PARKED_TOO_MANY
@@ -349,7 +348,7 @@ def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
             values={
                 **_waited(now - parked.oldest, most or PARKED_TOO_LONG),
                 "cause": _handled_already(survey.parked) + _caused(survey),
-                "details": _details(survey, parked.oldest, sending),
+                "details": _details(survey, parked.oldest),
                 "runs": [str(run.pk) for run in (*sending[-1:], *(one.run for one in survey.left_behind[:1]))],
                 "request": str(survey.approvals.of_parked[0][0].pk) if survey.approvals.of_parked else "",
                 "others": survey.cause.others if survey.cause else 0,
@@ -385,7 +384,7 @@ def _caused(survey: Survey) -> str:
     return f": {title}, {grown}"
 
 
-def _details(survey: Survey, oldest: datetime, sending: Sequence[RequeueRun]) -> str:
+def _details(survey: Survey, oldest: datetime) -> str:
     """Return what else is known of the parked messages, each as a sentence."""
     found = [
         f"{one.sentence} {one.explanation}".strip().removesuffix(".") + "."
@@ -397,7 +396,7 @@ def _details(survey: Survey, oldest: datetime, sending: Sequence[RequeueRun]) ->
     found += [_places(survey.cause, survey.parked.count)] if survey.cause else []
     found.append(_("The oldest %(span)s ago.") % {"span": span(survey.at - oldest)})
     asked = _asked_for(survey.approvals)
-    return " ".join(filter(None, (*found, _sent_by(sending), *asked, _behind(survey.blocked))))
+    return " ".join(filter(None, (*found, _sent_by(survey), *asked, _behind(survey.blocked))))
 
 
 def _places(cause: LargestCause, parked: int) -> str:
@@ -420,8 +419,9 @@ def _behind(blocked: BlockedCounts) -> str:
     return text % {"number": number(blocked.messages)}
 
 
-def _sent_by(runs: Sequence[RequeueRun]) -> str:
+def _sent_by(survey: Survey) -> str:
     """Return a sentence on the runs that send parked messages at present; empty if none does."""
+    runs = survey.sending
     if not runs:
         return ""
     text = ngettext(
@@ -429,8 +429,7 @@ def _sent_by(runs: Sequence[RequeueRun]) -> str:
         "Requeue runs %(runs)s are to send %(number)s of them.",
         len(runs),
     )
-    unsent = number(sum(run.unsent for run in runs))
-    return text % {"runs": listed(str(run.pk) for run in runs), "number": unsent}
+    return text % {"runs": listed(str(run.pk) for run in runs), "number": number(survey.to_send)}
 
 
 def _asked_for(known: ApprovalCounts) -> Iterator[str]:

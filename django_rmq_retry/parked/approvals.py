@@ -69,12 +69,16 @@ def open_requests() -> ApprovalRows:
 
 def open_requests_for(rows: QuerySet[ParkedMessage]) -> list[tuple[ApprovalRequest, int]]:
     """Return the open requests for acts on some of these messages, the oldest first, each with their number."""
+    return [(one, count) for one, count in counted_in_open_requests(rows) if count]
+
+
+def counted_in_open_requests(rows: QuerySet[ParkedMessage]) -> list[tuple[ApprovalRequest, int]]:
+    """Return all open requests, the oldest first, each with the number of these messages that it is about."""
     known = {one: set(selection_of(one).revisions) for one in _open_with_wishes()}
     by_filter = members.counted_in(rows, [one.pk for one in known])
     by_hand: set[int] = set().union(*known.values())
     there = set(rows.filter(pk__in=by_hand).values_list("pk", flat=True)) if by_hand else set()
-    counts = [(one, by_filter.get(one.pk, 0) + len(named & there)) for one, named in known.items()]
-    return [(one, count) for one, count in counts if count]
+    return [(one, by_filter.get(one.pk, 0) + len(named & there)) for one, named in known.items()]
 
 
 def groups_of_requests() -> dict[int, list[ApprovalRequest]]:

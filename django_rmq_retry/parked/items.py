@@ -240,6 +240,20 @@ def counted_elsewhere(run: RequeueRun, *, active: Iterable[RequeueRun], most: in
     return int(rows[:most].aggregate(count=Count("pk", filter=elsewhere))["count"])
 
 
+def parked_to_send(runs: Collection[RequeueRun]) -> int | None:
+    """Return how many messages that are parked now these active runs are to send; None if not each can be looked at.
+
+    One query. A run notes what it has sent after it has sent it, and what was discarded meanwhile when it comes to it.
+    """
+    if any(run.listing for run in runs):
+        return None
+    parked = ParkedMessage.objects.filter(pk=OuterRef("message"), state=State.PARKED)
+    items = RequeueItem.objects.using(records_alias()).filter(run__in=runs, state=ItemState.PENDING).order_by()
+    next_ones = items.annotate(now=Subquery(parked.values("revision")))[: MOST_UNSENT_COUNTED + 1]
+    found = next_ones.aggregate(looked=Count("pk"), count=Count("message", distinct=True, filter=Q(now=F("revision"))))
+    return None if found["looked"] > MOST_UNSENT_COUNTED else int(found["count"])
+
+
 @transaction_of(ParkedMessage)
 def advance(run_id: int, driver: str) -> str:
     """Update the state of a run without items to send: waiting, finished, or running if items came back. Return it.

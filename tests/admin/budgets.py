@@ -37,8 +37,8 @@ BUDGETS = {
 """The most queries of each page. A preview counts, looks for duplicates, for keys of discarded and for keys of
 processed messages, and has one more for each of its findings: here are two, one for groups that grow, one for the runs
 that were stopped, and one for the queues that are paused or stopped by their breaker; each run that still has to send
-something needs two more, and one on the live status. This has one more while messages fail, and two while a request
-waits for a second person. Pages of messages and groups have one for the requests that wait, and the page of a message
+something needs two more. The live status has one more while runs send or messages fail, and while a request waits for
+a second person. Pages of messages and groups have one for the requests that wait, and the page of a message
 a second one if some do. A search that finds nothing also looks for keys that are alike. The page of consumers has a
 second query for the messages that dead processes had in flight."""
 _NUMBER = re.compile(r"\{\w+\}|\d+")

@@ -8,6 +8,7 @@ import pytest
 from django.contrib.admin.sites import AdminSite
 from django.contrib.auth.models import Group, User
 from django.db import ProgrammingError
+from django.db.models import F
 from django.test import Client, RequestFactory
 from django.utils import timezone
 
@@ -31,12 +32,13 @@ from django_rmq_retry.models import (
     RunWait,
     State,
 )
+from django_rmq_retry.parked import items
 from django_rmq_retry.topology import Role
 from django_rmq_retry.wording import second
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
-from tests.operators.made import logged, requeue_run
+from tests.operators.made import discard_messages, logged, requeue_run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 ADMIN = "/admin/rmq_retry/"
@@ -181,17 +183,53 @@ def test_messages_behind_blocked_keys_are_named_beside_the_parked_ones(page: Cli
     assert Page(told).links["Blocked keys"] == f"{ADMIN}blockedkey/"
 
 
+def sending_run(chosen: list[ParkedMessage], **facts: Any) -> RequeueRun:
+    run = requeue_run([one.pk for one in chosen], reason="r", include=frozenset({"under_way"}))
+    RequeueRun.objects.filter(pk=run.pk).update(**{"state": "running", **facts})
+    return run
+
+
 def test_parked_messages_that_a_run_is_to_send_are_named_with_it(page: Client) -> None:
-    made.message()
-    made.message()
-    runs = [
-        RequeueRun.objects.create(by="ann", created_at=timezone.now(), rate=20, total=total, sent=1, state=state)
-        for total, state in ((3, "running"), (9, "paused"), (9, "finished"), (1, "running"))
-    ]
+    chosen = [made.message() for _ in range(2)]
+    for state in ("paused", "finished"):
+        sending_run([made.message()], state=state)
+    run = sending_run(chosen)
     told = page.get(f"{ADMIN}livestatus/")
 
-    assert f"Requeue run {runs[0].pk} is to send 2 of them." in Page(told).text
-    assert f'href="{ADMIN}requeuerun/{runs[0].pk}/change/"' in told.content.decode()
+    assert f"Requeue run {run.pk} is to send 2 of them." in Page(told).text
+    assert f'href="{ADMIN}requeuerun/{run.pk}/change/"' in told.content.decode()
+
+
+@pytest.mark.parametrize("limit", [1000, 2])
+def test_a_run_is_never_said_to_send_more_parked_messages_than_there_are(
+    page: Client, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """ "87 GatewayTimeout … Requeue run 2 is to send 91 of them": the run had not noted yet what was sent."""
+    monkeypatch.setattr(items, "MOST_UNSENT_COUNTED", limit)
+    chosen = [made.message() for _ in range(4)]
+    run = sending_run(chosen)
+    discard_messages([chosen[0].pk], category="test")
+    some = Page(page.get(f"{ADMIN}livestatus/")).text
+    discard_messages([one.pk for one in chosen[1:]], category="test")
+    made.message()
+    other = Page(page.get(f"{ADMIN}livestatus/")).text
+
+    assert "3 messages parked" in some
+    assert f"Requeue run {run.pk} is to send 3 of them." in some
+    assert "1 message parked" in other
+    assert (f"Requeue run {run.pk} is to send 1 of them." in other) == (limit < 4)
+
+
+def test_a_message_that_two_runs_are_to_send_is_counted_once_and_a_changed_one_not(page: Client) -> None:
+    chosen = [made.message() for _ in range(3)]
+    runs = [sending_run(chosen[:2]), sending_run(chosen[1:])]
+    both = Page(page.get(f"{ADMIN}livestatus/")).text
+    ParkedMessage.objects.filter(pk=chosen[2].pk).update(revision=F("revision") + 1)
+    changed = Page(page.get(f"{ADMIN}livestatus/")).text
+
+    named = f"Requeue runs {runs[0].pk}, {runs[1].pk} are to send"
+    assert f"{named} 3 of them." in both
+    assert f"{named} 2 of them." in changed
 
 
 def test_the_banner_of_a_broker_that_is_away_is_in_the_readers_language_with_its_reason(

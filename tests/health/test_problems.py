@@ -316,6 +316,7 @@ def test_the_finding_of_parked_messages_is_short_and_the_rest_stands_below_it() 
         parked=ParkedCounts(count=4712, oldest=ago(hours=3)),
         cause=GATEWAY,
         runs=(run,),
+        to_send=300,
         blocked=BlockedCounts(messages=7),
     )
     [found] = [one for one in needs(known, []) if one.code is Code.PARKED_MANY]
