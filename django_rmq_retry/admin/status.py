@@ -199,7 +199,7 @@ class LiveStatusAdmin(Pages):
             **self._needs(health, request),
             "parked": parked,
             "number": number(parked),
-            "causes": 1 + known.cause.others if known.cause else 1,
+            "groups": known.parked.groups,
         }
 
     def _needs(self, health: Health, request: HttpRequest) -> dict[str, Any]:

@@ -105,6 +105,8 @@ class ParkedCounts:
     recent_at_least: bool = False
     """True if more of them were parked than are counted."""
     oldest: datetime | None = None
+    groups: int = 0
+    """The error groups that have some of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +128,7 @@ class LargestCause:
     last_seen: datetime
     """The time of its last failure, of a new message or of one that was requeued."""
     others: int
-    """The number of further causes."""
+    """The number of further error groups, as the page of error groups counts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +256,7 @@ def survey(*, page: bool = False) -> Survey:
         seconds=seconds,
         parked=parked_now,
         parked_in=origins.by_queue,
-        cause=largest_cause(now, origins) if parked_now.count else None,
+        cause=largest_cause(now, origins, parked_now.groups) if parked_now.count else None,
         runs=runs,
         to_send=to_send(runs, parked_now.count),
         twice=tuple(run for run in known if run.handled_twice),
@@ -364,9 +366,11 @@ def parked(now: datetime, stopped: Iterable[str], origins: ParkedByOrigin) -> tu
     """
     rows = ParkedMessage.objects.filter(state=State.PARKED)
     recent = ParkedMessage.objects.filter(parked_at__gte=now - RECENT).order_by()
+    groups = ParkedOrigin.objects.filter(count__gt=0).order_by().values("group").distinct()
     totals = ErrorGroup.objects.aggregate(
         oldest=Min(Subquery(rows.order_by("parked_at").values("parked_at")[:1])),
         recent=Max(_Counted(recent.values("pk")[: MOST_RECENT + 1])),
+        groups=Max(_Counted(groups)),
     )
     lately = totals["recent"] or 0
     silent = _silent(now, stopped).order_by("requeued_at")[: MOST_SURVEYED_MESSAGES + 1]
@@ -379,6 +383,7 @@ def parked(now: datetime, stopped: Iterable[str], origins: ParkedByOrigin) -> tu
             recent=min(lately, MOST_RECENT),
             recent_at_least=lately > MOST_RECENT,
             oldest=totals["oldest"],
+            groups=totals["groups"] or 0,
         ),
         SilentCopies(count=len(since), oldest=since[0] if since else None),
     )
@@ -428,8 +433,8 @@ def parked_in(queues: Iterable[str]) -> dict[str, int]:
     return {**counts, **dict(origins.values_list("queue").annotate(n=Sum("count")))}
 
 
-def largest_cause(now: datetime, origins: ParkedByOrigin) -> LargestCause | None:
-    """Return the error with the most parked messages, those of muted groups last; two queries."""
+def largest_cause(now: datetime, origins: ParkedByOrigin, among: int) -> LargestCause | None:
+    """Return the error with the most parked messages, those of muted groups last, among so many groups; two queries."""
     counts = origins.by_cause
     if not counts:
         return None
@@ -464,7 +469,8 @@ def largest_cause(now: datetime, origins: ParkedByOrigin) -> LargestCause | None
         # A copy that was parked twice is seen later too, which is no proof of a requeue.
         again=0 if new_was_last or not facts["failed_again"] else lately["again"] or 0,
         last_seen=facts["last_seen"],
-        others=len(counts) - 1,
+        # Both were counted a moment apart, and each cause is a group at least.
+        others=max(among - facts["count"], len(counts) - 1),
     )
 
 

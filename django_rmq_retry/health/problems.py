@@ -400,11 +400,13 @@ def _details(survey: Survey, oldest: datetime) -> str:
 
 
 def _places(cause: LargestCause, parked: int) -> str:
-    """Return the queues of the largest cause, and the number of what has other causes."""
+    """Return the queues of the largest cause, and the number of what is in other error groups."""
     places = ", ".join(f"{queue} {number(count)}" for queue, count in cause.places.items())
     text = _("In %(places)s.") % {"places": places}
     if cause.others:
-        more = ngettext("%(number)s with another cause.", "%(number)s with %(count)d other causes.", cause.others)
+        more = ngettext(
+            "%(number)s in another error group.", "%(number)s in %(count)d other error groups.", cause.others
+        )
         text += " " + more % {"number": number(parked - cause.count), "count": cause.others}
     return text
 

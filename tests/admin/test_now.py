@@ -442,7 +442,7 @@ def test_the_index_of_the_site_has_a_card_with_the_numbers_and_the_search(page: 
     clerk = Page(client_of(made.person("clerk", "view_parkedmessage")).get("/admin/")).text
 
     assert "PRODUCTION Find a message Search 1 thing needs you" in loud.text
-    assert "2 messages parked · 1 cause needs you Live status" in loud.text
+    assert "2 messages parked · 2 error groups need you Live status" in loud.text
     assert loud.links["Live status"] == f"{ADMIN}livestatus/"
     assert [form.action for form in loud.forms if form.method == "get"] == [f"{ADMIN}parkedmessage/"]
     assert "Nothing is parked. Live status" in calm

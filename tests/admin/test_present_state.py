@@ -221,8 +221,24 @@ def test_the_alarm_names_the_largest_cause_and_not_the_last(page: Client) -> Non
 
     text = shown(page, "livestatus/")
 
-    said = "! 6 messages parked: 5 GatewayTimeout, growing. In transfer 3, card 2. 1 with another cause. The oldest"
+    said = "! 6 messages parked: 5 GatewayTimeout, growing. In transfer 3, card 2. 1 in another error group. The oldest"
     assert said in text
+
+
+def test_the_card_the_alarm_and_error_groups_count_the_same_groups(page: Client) -> None:
+    """The card said "5 causes" and Error groups "6 groups", because two handlers had failed with one error."""
+    for culprit in ("bank.transfer:pay", "bank.card:pay"):
+        for queue in ("transfer", "card"):
+            made.message(made.group(title="AccountClosed", culprit=culprit), queue=queue)
+    for title in ("BankDown", "RateLimited", "RateLimited"):
+        made.message(made.group(title=title))
+    text, listed, card = shown(page, "livestatus/"), shown(page, "errorgroup/"), Page(page.get(ADMIN)).text
+    [found] = re.findall(r"(\d+) groups", listed)
+
+    assert int(found) == ErrorGroup.objects.count()
+    assert f"7 messages parked · {found} error groups need you" in card
+    assert "7 messages parked: 4 AccountClosed" in text
+    assert f"3 in {int(found) - ErrorGroup.objects.filter(title='AccountClosed').count()} other error groups." in text
 
 
 def test_the_alarm_adds_up_the_groups_of_a_cause_and_counts_the_others(page: Client) -> None:
@@ -427,7 +443,7 @@ def test_the_index_of_the_app_begins_with_what_is_parked(page: Client) -> None:
     viewer = client_of(made.person("viewer", "view_parkedmessage"))
 
     assert "Nothing is parked. Live status" in index
-    assert "3 messages parked · 2 causes need you Live status" in told.text
+    assert "3 messages parked · 2 error groups need you Live status" in told.text
     assert f"{ADMIN}livestatus/" in [given.get("href") for tag, given in told.tags if tag == "a"]
     assert "messages parked ·" not in Page(viewer.get(ADMIN)).text
 

@@ -322,8 +322,8 @@ def test_the_finding_of_parked_messages_is_short_and_the_rest_stands_below_it() 
     [found] = [one for one in needs(known, []) if one.code is Code.PARKED_MANY]
 
     assert found.why == (
-        "In transfer 2,000, card 2,000. 712 with 11 other causes. The oldest 3 h ago. Requeue run 8 is to send 300 of "
-        "them. 7 more wait behind blocked keys. Each waits for an operator, and so many at once have a cause that "
+        "In transfer 2,000, card 2,000. 712 in 11 other error groups. The oldest 3 h ago. Requeue run 8 is to send 300 "
+        "of them. 7 more wait behind blocked keys. Each waits for an operator, and so many at once have a cause that "
         "somebody has to find."
     )
 
