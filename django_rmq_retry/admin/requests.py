@@ -11,9 +11,9 @@ from django.utils.translation import ngettext
 from django_rmq_retry.admin import labels
 from django_rmq_retry.admin.pages import refusal
 from django_rmq_retry.markup import counted
-from django_rmq_retry.models import ApprovalRequest, GatedAct, ParkedMessage, RequestState
+from django_rmq_retry.models import ApprovalRequest, GatedAct, ParkedMessage
 from django_rmq_retry.parked import approvals, gated_acts
-from django_rmq_retry.parked.edit import changes_in_one_line, stored_changes
+from django_rmq_retry.parked.edit import changes_in_one_line
 from django_rmq_retry.parked.four_eyes import EDITS, UnreadableWish, Wish
 
 MOST_IN_WORDS = 10
@@ -83,8 +83,4 @@ def _edit_and_change(request: HttpRequest, known: ApprovalRequest, wish: Wish) -
     what = _("Edit %(name)s") % {"name": labels.key(message)}
     if refusal(request, "view_payload", message=message):
         return what, ""
-    if known.state == RequestState.DONE:
-        return what, changes_in_one_line(stored_changes(message, wish.terms["version"] + 1))
-    # An ended request has let go of the edited message.
-    proposal = gated_acts.EDIT.preview(wish, message) if wish.properties else None
-    return what, changes_in_one_line(proposal.changes) if proposal else ""
+    return what, changes_in_one_line(gated_acts.EDIT.changes(wish))

@@ -52,7 +52,7 @@ class ApprovalRequest(models.Model):
     subject = models.CharField(max_length=255, blank=True)
     reason = models.CharField(max_length=255, blank=True)
     wish = models.TextField(editable=False)
-    """The selection and the terms, as JSON: the text, and not its values, is sealed."""
+    """The selection and the terms, as JSON: the text, and not its values, is sealed. Of an edit it keeps the change."""
     body = models.BinaryField(default=b"", editable=False)
     properties = models.BinaryField(default=b"", editable=False)
     """The edited message, until the request is decided."""

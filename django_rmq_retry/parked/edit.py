@@ -345,6 +345,15 @@ def stored_changes(message: ParkedMessage, number: int) -> list[Change]:
     return [*values, *((f"{HEADER}{name}", *change) for name, change in headers.items())]
 
 
+def told_changes(changes: Sequence[Change]) -> list[Change]:
+    """Return as much of the changes as their line shows, for a request that keeps it after it has ended."""
+    most = SHOWN_CHARACTERS
+    return [
+        (short(path, COLUMN_BYTES), before and short(before, most), after and short(after, most))
+        for path, before, after in changes[: SHOWN_CHANGES + 1]
+    ]
+
+
 def changes_in_one_line(changes: Sequence[Change]) -> str:
     """Return changes as a line such as ``amount: "8,50" → "8.50"``; of many only the first ones."""
     shown = [
@@ -441,7 +450,7 @@ def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reas
         subject=str(row),
         reason=reason,
         selection=Selection(revisions={message: row.revision}, as_of=row.parked_at, count=1),
-        terms={"version": version, "known": known},
+        terms={"version": version, "known": known, "changes": told_changes(proposal.changes)},
         body=proposal.body,
         properties=proposal.properties,
     )

@@ -15,7 +15,7 @@ from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked import edit, edit_many, queue_pauses, requeue
 from django_rmq_retry.parked.actions import change_slice, discarding, slice_of
 from django_rmq_retry.parked.database import locked_messages
-from django_rmq_retry.parked.edit import Proposal
+from django_rmq_retry.parked.edit import Change, Proposal
 from django_rmq_retry.parked.edit_many import EditResult, PathChange
 from django_rmq_retry.parked.findings import RequeueReport, changed, report
 from django_rmq_retry.parked.four_eyes import Wish
@@ -74,6 +74,10 @@ class EditAct(Gated):
 
     def message(self, wish: Wish) -> ParkedMessage | None:
         return ParkedMessage.objects.filter(pk__in=wish.selection.revisions).select_related("group").first()
+
+    def changes(self, wish: Wish) -> list[Change]:
+        """Return what the edit changes, or would have changed: the edited message is gone when the request ends."""
+        return [(path, before, after) for path, before, after in wish.terms.get("changes", ())]
 
     def preview(self, wish: Wish, message: ParkedMessage) -> Proposal | None:
         """Return the edit; None if the message has changed since it was asked for."""

@@ -25,7 +25,9 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.parked import key_lists
 from django_rmq_retry.parked.actions import discard
-from django_rmq_retry.parked.approvals import mark
+from django_rmq_retry.parked.approvals import empty_ended, mark
+from django_rmq_retry.parked.edit import propose, store
+from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import EXCEPT, Selection
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of, is_north
@@ -493,6 +495,28 @@ def test_list_and_page_say_how_many_of_its_messages_are_left(
     assert "Messages 1 of 2" in final
     assert ("rmq-destroys" in content, "rmq-main" in content) == (destroys, not destroys)
     assert "rmq-danger" not in content
+
+
+@pytest.mark.parametrize("end", ["Reject", "expire", "edit again"])
+def test_an_edit_that_was_never_made_still_says_what_it_would_have_changed(ann: User, bob: User, end: str) -> None:
+    """Nobody could read any more what had been rejected, once the request had let go of the edited message."""
+    address, second = editing(client_of(ann)), client_of(bob)
+    one = ParkedMessage.objects.order_by("pk")[0]
+    if end == "Reject":
+        press(second, second.get(address), "Reject", remark="the amount is right")
+    elif end == "expire":
+        ApprovalRequest.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+    else:
+        store(one.pk, Actor.of_code("fix"), propose(one, text="{}"), version=1, reason="empty")
+    empty_ended()
+    request = ApprovalRequest.objects.get()
+    pages = [Page(second.get(place_of_it)).text for place_of_it in (address, REQUESTS)]
+    reader = client_of(made.person("reader", "view_approvalrequest", "view_parkedmessage"))
+    hidden = [Page(reader.get(place_of_it)).text for place_of_it in (address, REQUESTS)]
+
+    assert (bytes(request.body) == b"") == (end != "edit again")
+    assert ["amount: 100.00 → 99.00" in text for text in pages] == [True, True]
+    assert ["99.00" in text for text in hidden] == [False, False]
 
 
 def test_an_edit_that_waits_and_one_that_was_approved_show_their_change_in_one_line(ann: User, bob: User) -> None:
