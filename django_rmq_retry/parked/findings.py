@@ -23,7 +23,7 @@ from django_rmq_retry.models import (
     RequeueItem,
     RunState,
 )
-from django_rmq_retry.models.parked import OPEN, State
+from django_rmq_retry.models.parked import OPEN, DiscardCategory, State
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.selection import LISTED, Selection
 from django_rmq_retry.statements import KEYS_AT_ONCE, with_one_of
@@ -37,6 +37,9 @@ MOST_SORTED = 10_000
 MOST_SHARED = 5000
 MOST_DISCARDED = 5000
 """The most discarded messages whose business keys are listed; if there are more, each open message looks its key up."""
+_PERHAPS_DONE = Q(state=State.DISCARDED) & ~Q(resolution__startswith=DiscardCategory.DUPLICATE.value)
+_PERHAPS_DONE &= ~Q(resolution__startswith=DiscardCategory.BAD_DATA.value)
+"""The discarded messages whose effect somebody may have had by hand, or did not want."""
 PERMANENT_REASONS = (Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.INVALID, Reason.UNDECODABLE_HEADERS)
 """Reasons for parking that a requeue alone does not remove."""
 
@@ -207,7 +210,7 @@ def report(selection: Selection, terms: RequeueTerms | None = None) -> RequeueRe
         findings.append(_finding("duplicates", shared, alike, left_out))
     sendable = totals.sums["sendable"]
     if 0 < sendable <= MOST_SORTED:
-        processed = rows.exclude(refused).exclude(business_key="").filter(_of_key_in(State.PROCESSED))
+        processed = rows.exclude(refused).exclude(business_key="").filter(_of_key_of(Q(state=State.PROCESSED)))
         count = processed.count()
         findings += [_finding("key_processed", count, processed, left_out)] if count else []
     return RequeueReport(
@@ -408,19 +411,20 @@ def _under_way() -> "QuerySet[RequeueItem, Any]":
 def _of_discarded_key() -> Q:
     """Match open messages that have the business key of a discarded one: that one may have been done by hand.
 
-    Few discarded messages share their key with an open one, so those keys are listed.
+    One that was discarded as a duplicate, or for its data, was discarded in favour of the other. Few discarded messages
+    share their key with an open one, so those keys are listed.
     """
-    discarded = ParkedMessage.objects.using(records_alias()).filter(state=State.DISCARDED, business_key__gt="")
+    discarded = ParkedMessage.objects.using(records_alias()).filter(_PERHAPS_DONE, business_key__gt="")
     is_open = Exists(ParkedMessage.objects.filter(business_key=OuterRef("business_key"), state__in=OPEN))
     found = list(discarded.order_by().values_list("business_key", is_open)[: MOST_DISCARDED + 1])
     if len(found) > MOST_DISCARDED:
-        return Q(state__in=OPEN) & ~Q(business_key="") & _of_key_in(State.DISCARDED)
+        return Q(state__in=OPEN) & ~Q(business_key="") & _of_key_of(_PERHAPS_DONE)
     return Q(state__in=OPEN, business_key__in=sorted({key for key, shared in found if shared}))
 
 
-def _of_key_in(state: State) -> Q:
-    """Match messages whose business key, which is not empty, a message in this state has: one look into an index."""
-    return Q(Exists(ParkedMessage.objects.filter(business_key=OuterRef("business_key"), state=state)))
+def _of_key_of(others: Q) -> Q:
+    """Match messages whose business key, which is not empty, one of the others has: one look into an index."""
+    return Q(Exists(ParkedMessage.objects.filter(others, business_key=OuterRef("business_key"))))
 
 
 def _edited_since() -> Q:

@@ -508,9 +508,8 @@ class TestAnotherMessageWithTheKeyOfADiscardedOne:
         made.message(cause, business_key="")
         return other
 
-    def discarded(self, message: ParkedMessage) -> None:
-        actor = Actor.of_code("lead")
-        discard(Selection.of_ids([message.pk]), actor, category="handled elsewhere", text="paid by hand")
+    def discarded(self, message: ParkedMessage, category: str = "handled elsewhere") -> None:
+        discard(Selection.of_ids([message.pk]), Actor.of_code("lead"), category=category, text="paid by hand")
 
     def test_is_left_out_of_a_requeue_unless_the_operator_includes_it(
         self, page: Client, other: ParkedMessage, sent: list[Message]
@@ -537,6 +536,15 @@ class TestAnotherMessageWithTheKeyOfADiscardedOne:
         assert by in run("rmq_parked", "show", str(other.pk)).out
         assert "(--include key_discarded sends it)" in run("rmq_parked", "requeue", str(other.pk), "--dry-run").out
         assert told not in Page(page.get(f"{LIST}{paid.pk}/change/")).text
+
+    @pytest.mark.parametrize("category", ["duplicate", "bad data"])
+    def test_is_sent_if_the_other_was_discarded_in_its_favour(
+        self, page: Client, other: ParkedMessage, category: str
+    ) -> None:
+        copy = made.message(other.group, business_key="PAY-80007")
+        self.discarded(copy, category)
+
+        assert previewed(page, group=other.group_id).context["report"].sendable == 2
 
     def test_is_like_any_other_once_the_discard_was_undone(self, page: Client, other: ParkedMessage) -> None:
         paid = ParkedMessage.objects.get(business_key="PAY-80006", state="discarded")
