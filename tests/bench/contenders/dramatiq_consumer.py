@@ -14,7 +14,7 @@ from tests.bench.task import Task, payload
 NAME = "row"
 
 
-class Broker(RabbitmqBroker):
+class Broker(RabbitmqBroker):  # type: ignore[misc, unused-ignore]
     """Declares its queues like its base, with the type of the task."""
 
     def __init__(self, task: Task) -> None:
@@ -46,7 +46,7 @@ def main() -> None:
     broker = Broker(task)
     dramatiq.set_broker(broker)
 
-    @dramatiq.actor(queue_name=task.queue, actor_name=NAME)
+    @dramatiq.actor(queue_name=task.queue, actor_name=NAME)  # type: ignore[untyped-decorator, unused-ignore]
     def row(_payload: dict[str, Any]) -> None:
         insert()
 
