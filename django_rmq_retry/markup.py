@@ -180,7 +180,7 @@ def badge(state: str, text: Any = None) -> SafeString:
 def visible(value: object) -> str:
     """Replace control characters by pictures, direction marks and lone surrogates by their numbers."""
     text = str(value)
-    if text.isascii() and text.isprintable():
+    if text.isprintable():
         return text
     return "".join(char if char in _KEPT else _shown(char) for char in text)
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 
 from django.utils.translation import gettext as _
 
@@ -44,7 +45,7 @@ class Trend:
         return list(zip(self.starts, self.counts, strict=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Card:
     group: ErrorGroup
     trend: Trend
@@ -59,7 +60,7 @@ class Card:
     asked_for: Sequence[ApprovalRequest] = ()
     """The open requests for acts on some of its messages."""
 
-    @property
+    @cached_property
     def growing(self) -> str:
         newest = self.trend.newest
         since = self.trend.newest_since
@@ -68,7 +69,7 @@ class Card:
         text = _("growing (+%(count)d since %(time)s)")
         return counted(text, count=newest, time=minute(since))
 
-    @property
+    @cached_property
     def lull(self) -> str:
         """Return for how long none failed of a group that has grown; of others the time of the last failure says it."""
         trend = self.trend
@@ -86,7 +87,7 @@ class Card:
         group = self.group
         return bool(group.failed_again) and group.last_new is not None and group.last_new < group.last_seen
 
-    @property
+    @cached_property
     def handlers(self) -> str:
         """Return the handlers, unless the name of the group says the same: its error was raised in the handler."""
         names = {origin.handler for origin in self.origins}

@@ -105,7 +105,8 @@ def latest(fingerprint: str, *, traced: bool) -> tuple[Trace | None, list[tuple[
     # Read the chain of one row only, because a chain is long.
     newest = [When(pk=Subquery(attempts.values("pk")[:1]), then=F("chain"))] if traced else []
     newest_chain = Case(*newest, default=Value(None), output_field=JSONField(null=True))
-    rows = list(attempts.defer("chain", "logs", "error_text").annotate(newest_chain=newest_chain)[:MOST_ATTEMPTS_READ])
+    few = attempts.only("identity", "started_at", "host", "pid", "deploy").annotate(newest_chain=newest_chain)
+    rows = list(few[:MOST_ATTEMPTS_READ])
     since: dict[str, datetime | None] = {attempt.deploy: attempt.started_at for attempt in rows if attempt.deploy}
     if len(rows) == MOST_ATTEMPTS_READ and rows[-1].deploy:
         since[rows[-1].deploy] = None

@@ -73,7 +73,7 @@ from django_rmq_retry.publishing import outbox_rows
 RECENT = timedelta(minutes=10)
 ENDING = (GatedAct.DISCARD, GatedAct.REQUEUE)
 """The acts after which a message is no longer parked."""
-MOST_RECENT = 10_000
+MOST_RECENT = 2000
 """The most messages parked lately that are counted: an incident may park a million in ten minutes."""
 MOST_SURVEYED_MESSAGES = 1000
 """The most messages that are counted where no counter has their number."""
@@ -81,7 +81,7 @@ MOST_PLACES = 3
 """The most queues of the largest cause that are named."""
 MOST_SURVEYED_PROCESSES = 1000
 """The most processes that are examined: those with the latest heartbeats."""
-MOST_SURVEYED_ITEMS = 1000
+MOST_SURVEYED_ITEMS = 500
 """The most unsent messages of a paused run that are examined: those that are sent next."""
 MOST_RETRIES = 500
 """The most retries that are examined: those that were due last."""
