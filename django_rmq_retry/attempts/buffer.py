@@ -26,6 +26,8 @@ MOST_DRAFTS, MOST_DRAFT_BYTES = 10_000, 64 * 1024 * 1024
 FIRST_REWRITE_SECONDS, LONGEST_REWRITE_SECONDS = 1.0, 60.0
 BAD_TEXT = 1366
 """MySQL's error number for a character that the table's character set does not have."""
+OUTCOME_REFUSED = "An outcome cannot be stored. The state of its parked message does not change."
+CORRECTION_REFUSED = "An attempt cannot be corrected. Its history says that the message was parked, but it was not."
 OutcomeUpdate = Callable[[], None]
 Draft = AttemptDraft | Kept
 insert = BulkInsert(Attempt, AttemptRow._fields)
@@ -82,7 +84,7 @@ class Buffer:
 
         Later entries wait for the next turn: under load some arrive during each commit, and the loop would not end.
         """
-        _update(self._outcomes, len(self._outcomes))
+        _update(self._outcomes, len(self._outcomes), OUTCOME_REFUSED)
         corrections, left = len(self._corrections), len(self._drafts)
         while left > 0:
             some = self._take(left)
@@ -94,7 +96,7 @@ class Buffer:
             except BaseException:
                 self._put_back(some)
                 raise
-        _update(self._corrections, corrections)
+        _update(self._corrections, corrections, CORRECTION_REFUSED)
 
     def close(self, timeout: float) -> None:
         """Write the waiting entries if that takes at most ``timeout`` seconds, and end the thread."""
@@ -217,18 +219,15 @@ class Buffer:
         log.error("An attempt of queue %r cannot be stored: %r", draft.queue, problem, extra={"event": "unrecorded"})
 
 
-def _update(updates: deque[OutcomeUpdate], most: int) -> None:
-    """Make the first of these changes; one that the database refuses is left out."""
+def _update(updates: deque[OutcomeUpdate], most: int, refused: str) -> None:
+    """Make the first of these changes; one that the database refuses is left out, and logged in these words."""
     for _ in range(most):
         try:
             updates[0]()
         except Exception as error:
             if not _refused(error):
                 raise
-            log.exception(
-                "An outcome cannot be stored. The state of its parked message does not change.",
-                extra={"event": "unrecorded"},
-            )
+            log.exception(refused, extra={"event": "unrecorded"})
         updates.popleft()
 
 

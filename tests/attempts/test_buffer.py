@@ -225,16 +225,28 @@ def test_a_database_lost_among_refused_rows_loses_no_attempt() -> None:
     assert table.names == ["m-0", "m-1", "m-2"]
 
 
-def test_an_outcome_that_can_never_be_stored_is_logged_and_dropped(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("add", "said"),
+    [
+        (Buffer.add_outcome, "An outcome cannot be stored. The state of its parked message does not change."),
+        (
+            Buffer.add_correction,
+            "An attempt cannot be corrected. Its history says that the message was parked, but it was not.",
+        ),
+    ],
+)
+def test_what_can_never_be_stored_is_logged_as_what_it_is_and_dropped(
+    caplog: pytest.LogCaptureFixture, add: Callable[[Buffer, Callable[[], None]], None], said: str
+) -> None:
     table = Table()
     buffer = filled(table, "m-0")
 
     def tell() -> None:
         raise DataError("out of range")
 
-    buffer.add_outcome(tell)
+    add(buffer, tell)
     with caplog.at_level(logging.ERROR, "django_rmq_retry"):
         buffer.flush()
 
-    assert table.names == ["m-0"]
-    assert caplog.messages == ["An outcome cannot be stored. The state of its parked message does not change."]
+    assert (table.names, len(buffer)) == (["m-0"], 0)
+    assert caplog.messages == [said]

@@ -196,6 +196,20 @@ def test_a_discard_goes_on_where_who_approved_it_was_killed(
     check_books()
 
 
+@pytest.mark.usefixtures("own", "small_slices", "bob")
+def test_a_discard_goes_on_although_acts_need_no_second_person_any_more(
+    killed: Killed, settings: Any, ann: Actor
+) -> None:
+    request = asked(discarding().do, ann)
+    killed(request, "after a slice", 2)
+    settings.RMQ_RETRY = {key: value for key, value in settings.RMQ_RETRY.items() if key != "FOUR_EYES"}
+    ApprovalRequest.objects.update(decided_at=timezone.now() - timedelta(minutes=1))
+    wait_until(discards_finished, what="a consumer goes on, a moment at a time")
+
+    assert ParkedMessage.objects.filter(state=State.DISCARDED).count() == MESSAGES
+    check_books()
+
+
 @pytest.mark.usefixtures("small_slices")
 @pytest.mark.parametrize("step", SLICE_STEPS)
 def test_a_discard_that_goes_on_takes_no_message_that_was_not_asked_for(
