@@ -29,7 +29,7 @@ from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.early_retries import waiting_for
 from django_rmq_retry.parked.edit_many import MOST_EDITED, too_many
-from django_rmq_retry.parked.groups import LIMITS, Origin, annotate, mute
+from django_rmq_retry.parked.groups import LIMITS, Origin, annotate, mute, still_failing
 from django_rmq_retry.parked.items import left_behind, under_way
 from django_rmq_retry.parked.links import group_links
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -149,7 +149,7 @@ class ErrorGroupAdmin(Pages):
             title=str(group),
             group=group,
             ready=_ready(group),
-            failed_again=_failed_again(group),
+            failed_again=still_failing(group),
             card=Card(group=group, trend=trends_of([group.pk])[group.pk], plain=plain_words(group)),
             buttons=buttons,
             menu=menu,
@@ -275,13 +275,6 @@ class ErrorGroupAdmin(Pages):
 def _ready(group: Any) -> int:
     """Return the number of its parked messages that are not on hold."""
     return int(max(group.parked - group.held, 0))
-
-
-def _failed_again(group: Any) -> int:
-    """Return how many of its open messages have failed again: what was processed or discarded since is none."""
-    open_ones = ParkedMessage.objects.filter(group=group.pk, state__in=(State.PARKED, State.ON_HOLD), cycle__gt=1)
-    # The counter of the group has never less; it limits the look at a large group that has had none.
-    return open_ones.order_by()[: group.failed_again].count() if group.failed_again else 0
 
 
 def _chosen(asked: str, show: str) -> QuerySet[ErrorGroup]:

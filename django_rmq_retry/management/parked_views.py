@@ -26,7 +26,7 @@ from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked.audit import acts_on, log_action, messages_named
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.findings import sends_any
-from django_rmq_retry.parked.groups import grows, parked_lately
+from django_rmq_retry.parked.groups import grows, parked_lately, still_failing
 from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.key_lists import Lookup, current_matches, look_up
 from django_rmq_retry.parked.links import message_links
@@ -217,9 +217,9 @@ def _next_step(groups: Sequence[int]) -> str | None:
 
 
 def _group_data(row: ErrorGroup) -> Mapping[str, object]:
-    names = ("title", "culprit", "reason", "parked", "requeued", "processed", "discarded", "failed_again", "note")
+    names = ("title", "culprit", "reason", "parked", "requeued", "processed", "discarded", "note")
     times = {name: clock(getattr(row, name), terminal=False) for name in ("first_seen", "last_seen")}
-    return {"id": row.pk, **{name: getattr(row, name) for name in names}, **times}
+    return {"id": row.pk, **{name: getattr(row, name) for name in names}, "failed_again": still_failing(row), **times}
 
 
 def show_one(command: RmqCommand, options: Options) -> Exit:

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage, ParkedMinute, ParkedOrigin
-from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS, OriginKey, State, reduced
+from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS, OPEN, OriginKey, State, reduced
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import records_alias, transaction_of
 from django_rmq_retry.parked.operators import Actor, NothingChosen
@@ -187,6 +187,13 @@ def _change(group: int, actor: Actor, action: Action, changes: Mapping[str, obje
         log_action(actor, action, reason=reason, group=group, subject=str(known), count=0, facts=facts)
         known.refresh_from_db(using=records_alias())
     return known
+
+
+def still_failing(group: ErrorGroup) -> int:
+    """Return how many of its open messages have failed again: what was processed or discarded since is none."""
+    again = ParkedMessage.objects.filter(group=group.pk, state__in=OPEN, cycle__gt=1)
+    # The counter of the group has never less; it limits the look at a large group that has had none.
+    return again.order_by()[: group.failed_again].count() if group.failed_again else 0
 
 
 class Origin(NamedTuple):
