@@ -420,6 +420,19 @@ class Code(Enum):
         why="The limit was passed as --max-parked.",
         fix="manage.py rmq_parked groups",
     )
+    HANDLED_TWICE = _warning(Area.PARKED)(
+        text=ngettext_lazy(
+            "Requeue run %(subject)s: at least %(number)s message was handled twice.",
+            "Requeue run %(subject)s: at least %(number)s messages were handled twice.",
+            "count",
+        ),
+        why=_(
+            "Handled twice: the broker delivered a copy again before it had the acknowledgement, and the handler did "
+            "its work again. Check whether that did harm. A handler with once=True does not run again."
+        ),
+        fix="manage.py rmq_parked list --handled-twice-of-run %(subject)s",
+        page=ActingPage.RUN,
+    )
     RUN_PAUSED = _warning(Area.PARKED)(
         text=_("Requeue run %(subject)s paused itself%(explanation)s."),
         why=_("%(messages)s not sent yet."),
@@ -487,19 +500,6 @@ class Code(Enum):
         fix="manage.py rmq_relay list",
         page=ActingPage.OUTBOX,
         runbook="the-outbox-grows",
-    )
-    HANDLED_TWICE = _warning(Area.PARKED)(
-        text=ngettext_lazy(
-            "Requeue run %(subject)s: at least %(number)s message was handled twice.",
-            "Requeue run %(subject)s: at least %(number)s messages were handled twice.",
-            "count",
-        ),
-        why=_(
-            "Handled twice: the broker delivered a copy again before it had the acknowledgement, and the handler did "
-            "its work again. Check whether that did harm. A handler with once=True does not run again."
-        ),
-        fix="manage.py rmq_parked list --handled-twice-of-run %(subject)s",
-        page=ActingPage.RUN,
     )
     RUN_HELD = replace(RUN_PAUSED, text=_("Requeue run %(subject)s has been paused for %(span)s%(explanation)s."))
     RUN_WAITS = _warning(Area.PARKED)(

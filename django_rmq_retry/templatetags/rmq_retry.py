@@ -23,6 +23,9 @@ from django_rmq_retry.models import GatedAct, LiveStatus
 from django_rmq_retry.parked.four_eyes import needs_second
 from django_rmq_retry.parked.operators import LABEL, refusal
 
+LEADING = (Code.HANDLED_TWICE, Code.RUN_PAUSED)
+"""Money may have moved twice; and a run that paused itself sends nothing, while its operator may believe that it does.
+"""
 register = template.Library()
 register.filter("rmq_ago", markup.time_ago)
 register.filter("rmq_badge", markup.badge)
@@ -86,10 +89,15 @@ def rmq_card(context: Context, most: int = 5) -> dict[str, Any]:
         return {}
     with suppress(DatabaseError):
         summary = pages.summary(request)
-        # A run that paused itself sends nothing, while its operator may believe that it does.
-        needs = sorted(summary["needs"], key=lambda need: need.problem.code is not Code.RUN_PAUSED)
+        needs = _leading(summary["needs"])
         return {**summary, "needs": needs[:most], "more": max(0, len(needs) - most)}
     return {}
+
+
+def _leading(needs: Sequence[Any]) -> list[Any]:
+    """Return the findings, in front what a few lines must not leave out; one of each, so that it hides no others."""
+    leads = [one for code in LEADING for one in [need for need in needs if need.problem.code is code][:1]]
+    return leads + [need for need in needs if need not in leads]
 
 
 @register.inclusion_tag("admin/rmq_retry/parts/site_card.html", takes_context=True)

@@ -540,6 +540,23 @@ def test_a_finding_on_the_index_leads_to_its_page(page: Client) -> None:
     assert re.search(rf'<a href="{ADMIN}errorgroup/{one.group_id}/change/">1 message parked: BankDown', content)
 
 
+@pytest.mark.parametrize("index", [ADMIN, "/admin/"])
+def test_what_was_handled_twice_is_on_the_index_however_much_else_is_wrong(page: Client, index: str) -> None:
+    """It was behind "and 4 more" while three payments had been made twice."""
+    for number in range(6):
+        QueueControl.objects.create(queue=f"bank.{number}", opened_at=timezone.now(), opened=True, cause="BankDown")
+    for _ in range(4):
+        RequeueRun.objects.create(
+            state=RunState.FINISHED, created_at=timezone.now(), finished_at=timezone.now(), by="ann", handled_twice=3
+        )
+    lines = Page(page.get(index)).text
+    twice, breakers = (lines.count(words) for words in ("were handled twice", "The breaker of queue"))
+
+    assert twice == 1, lines
+    assert breakers >= 2
+    assert lines.index("were handled twice") < lines.index("The breaker of queue")
+
+
 @pytest.mark.parametrize("address", ["livestatus/", ""])
 def test_who_may_not_see_messages_has_no_field_that_finds_them(address: str) -> None:
     viewer = client_of(made.person("viewer", "view_livestatus"))
