@@ -5,6 +5,7 @@ from copy import copy
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.views.main import ChangeList
@@ -30,6 +31,7 @@ from django_rmq_retry.models import ErrorGroup, ParkedMessage, ParkedOrigin, Sta
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.parked.elsewhere import Elsewhere, Found, Room, elsewhere
 from django_rmq_retry.parked.selection import (
     FIELDS,
     group_numbers,
@@ -290,6 +292,17 @@ def searched(request: HttpRequest, asked: str) -> dict[str, Any]:
     return {"search" if found(request, asked) else "begins": asked} if asked else {}
 
 
+def _rooms(request: HttpRequest) -> list[Room]:
+    """Return where else a search looks: where the user may."""
+    may = {
+        # The rules of a project are about parked messages: they cannot say of others who may see them.
+        Room.OUTBOX: not (refusal(request, "view_outbox") or operators.has_own_rules(request.user)),
+        Room.KEYS: not refusal(request, "view_key"),
+        Room.QUEUES: not refusal(request, "view_queue"),
+    }
+    return [room for room in Room if may[room]]
+
+
 def counted_by_origin(words: dict[str, Any]) -> int | None:
     """Return the number of messages that a filter means by the counters of origins; None if they do not tell it."""
     named = {**words}
@@ -316,6 +329,8 @@ class MessageList(ChangeList):
     """True: the field in the frame of the page searches it."""
     retrying = 0
     """If a search finds nothing: how many messages wait until they are due, whose keys are not known."""
+    elsewhere: Elsewhere | None = None
+    """If no ID is exactly the text of a search: what else was searched, and found."""
     begins = False
     """True if no ID is exactly the text of the search, but some begin with it."""
 
@@ -331,6 +346,8 @@ class MessageList(ChangeList):
             self.known = counted_by_origin(self.words())
         if self.query and not self.result_count and not refusal(request, "view_status"):
             self.retrying = retries_seen()
+        if self.query and (self.begins or not self.result_count):
+            self.elsewhere = elsewhere(self.query, _rooms(request))
         if not self.result_count:
             # An index has shown that no row matches; a query for the rows might search the whole table.
             self.result_list = []
@@ -351,6 +368,19 @@ class MessageList(ChangeList):
     def counted(self) -> ChangeList:
         """The same list, whose rows need not be parked: a search finds messages in all states."""
         return counted_as(self, npgettext("counted", "message", "messages", self.result_count))
+
+    @property
+    def addressed(self) -> list[tuple[Found, str]]:
+        """What a search found elsewhere, each with the address of a page that shows it; empty if none does."""
+        found = self.elsewhere.found if self.elsewhere else ()
+        return [(one, "" if one.place is None else self._address(one)) for one in found]
+
+    def _address(self, one: Found) -> str:
+        pages: Any = self.model_admin
+        if one.room is Room.OUTBOX:
+            return str(pages.address("outboxmessage_change", one.place))
+        name = "blockedkey_changelist" if one.room is Room.KEYS else "queuecontrol_changelist"
+        return f"{pages.address(name)}?{urlencode({'q': one.place})}"
 
     def words(self) -> dict[str, Any]:
         """Return the filter of all messages that this list would show on all its pages."""

@@ -24,21 +24,17 @@ from django_rmq_retry.admin.labels import LONGEST_KEY, cut_line, labelled, one_s
 from django_rmq_retry.admin.message_list import CappedPaginator
 from django_rmq_retry.admin.pages import Button, Pages, refusal
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.business_keys import readable_keys
 from django_rmq_retry.markup import NOTHING, badge, counted, name, time_ago
-from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.properties import Properties, decode_properties
 from django_rmq_retry.models import OutboxMessage, State
 from django_rmq_retry.models.boxes import NO_ROUTE
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.operators import Actor, has_own_rules, own_rules_refusal
 from django_rmq_retry.parked.outbox_actions import retry_outbox
+from django_rmq_retry.parked.outbox_keys import MOST_LISTED_BYTES, keys_of
 from django_rmq_retry.parked.selection import number_in
 
 OutboxRows = QuerySet[OutboxMessage]
-MOST_LISTED_BYTES = 16 * 1024
-"""The size of a body up to which the list reads it for its business keys; the page of a row reads any body."""
 
 
 class ByOutboxState(admin.SimpleListFilter):
@@ -88,23 +84,6 @@ def properties_of(row: OutboxMessage) -> Properties:
         return Properties()
 
 
-def keys_of(row: OutboxMessage, body: bytes) -> list[str]:
-    """Return the business keys by which the handler of the row's destination names a message."""
-    delivery = Delivery(
-        queue="" if row.exchange else row.routing_key,
-        body=body,
-        raw=bytes(row.properties),
-        exchange=row.exchange,
-        routing_key=row.routing_key,
-    )
-    for work_queue in registry.work_queues():
-        queue = work_queue.queue
-        bound = any(one.source.name == row.exchange and one.takes(row.routing_key) for one in queue.bindings)
-        if bound if row.exchange else queue.name == row.routing_key:
-            return readable_keys(work_queue.presumed(delivery), delivery)
-    return []
-
-
 def withheld(request: HttpRequest) -> str:
     """Return why the user sees no content of the outbox; empty if the user does.
 
@@ -142,7 +121,7 @@ class OutboxMessageAdmin(Pages):
     list_display = ("key", "kind", "written", "status", "order", "failure")
     list_display_links = ("key",)
     list_filter = (ByOutboxState,)
-    search_fields = ("message_id__exact",)
+    search_fields = ("message_id__iexact",)
     search_help_text = gettext_lazy("The id of a message.")
     ordering = ("pk",)
     sortable_by = ()

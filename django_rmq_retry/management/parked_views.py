@@ -25,6 +25,7 @@ from django_rmq_retry.models import Action, Attempt, ErrorGroup, OperatorAction,
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked.audit import acts_on, log_action, messages_named
 from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.parked.elsewhere import elsewhere
 from django_rmq_retry.parked.findings import sends_any
 from django_rmq_retry.parked.groups import grows, parked_lately, still_failing
 from django_rmq_retry.parked.items import groups_of_runs
@@ -95,8 +96,8 @@ def show_list(command: RmqCommand, options: Options) -> Exit:
         return Exit.DONE if found else Exit.NOTHING
     if not found:
         everywhere = " All states were searched." if named and not options["state"] else ""
-        waits = " Messages that wait in RabbitMQ are not: manage.py rmq_status counts them." if everywhere else ""
-        command.say(f"No message matches.{everywhere}{waits}")
+        asked = next((options[name] for name in ("search", "key", "message_id", "begins") if options[name]), "")
+        command.say(f"No message matches.{everywhere}{_elsewhere(command, asked) if asked else ''}")
         return Exit.NOTHING
     terminal = command.stdout.isatty()
     command.table([LISTED, *_listed(found, terminal=terminal)], cut=True)
@@ -109,6 +110,14 @@ def _listed(rows: Iterable[ParkedMessage], *, terminal: bool) -> list[tuple[obje
     return [(row.pk, row.state, clock(row.parked_at, terminal=terminal), *_words(row)) for row in rows]
 
 
+def _elsewhere(command: RmqCommand, asked: str) -> str:
+    """Say where else a message is; if it is nowhere, return that it may be where nothing can search."""
+    known = elsewhere(asked)
+    for one in known.found:
+        command.say(str(one))
+    return "" if known.found else f" {known.limits} manage.py rmq_status counts what waits in RabbitMQ."
+
+
 def _named(command: RmqCommand, text: str) -> ParkedMessage:
     """Return the message with this number, else the one with this key or id; if there are several, list them."""
     rows = ParkedMessage.objects.select_related("group").prefetch_related("keys").order_by("-parked_at", "-pk")
@@ -118,7 +127,8 @@ def _named(command: RmqCommand, text: str) -> ParkedMessage:
     if not found:
         acts = OperatorAction.objects.filter(acts_on(messages_named(text)))
         gone = f" Operators have acted on it: rmq_audit list --message {quote(text)}" if acts.exists() else ""
-        raise CommandError(f"There is no message {text}.{gone}", returncode=Exit.NOTHING)
+        unseen = _elsewhere(command, text)
+        raise CommandError(f"There is no record of {text}.{gone}{unseen}", returncode=Exit.NOTHING)
     if len(found) > 1:
         command.table([LISTED, *_listed(found, terminal=command.stdout.isatty())], cut=True)
         raise CommandError("Several messages match. Pass the number of one.", returncode=Exit.PARTLY)

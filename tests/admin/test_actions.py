@@ -622,6 +622,14 @@ def test_the_act_of_an_edit_leads_to_the_message_and_both_its_versions(page: Cli
     assert "Edit · PAY-1" in now.text
 
 
+def test_a_message_of_the_outbox_is_found_by_its_id_in_any_case(page: Client) -> None:
+    made.outgoing(message_id="out-2")
+    made.outgoing(message_id="out-3")
+    found = Page(page.get("/admin/rmq_retry/outboxmessage/?q=OUT-2")).text
+
+    assert ["out-2" in found, "out-3" in found] == [True, False]
+
+
 def test_an_empty_outbox_has_no_search_field(page: Client) -> None:
     empty = page.get("/admin/rmq_retry/outboxmessage/").content.decode()
     nothing = page.get("/admin/rmq_retry/outboxmessage/?q=m-1").content.decode()

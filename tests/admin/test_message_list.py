@@ -10,11 +10,14 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_rmq_retry import handler
 from django_rmq_retry.admin import message_list
-from django_rmq_retry.models import KeyList, ParkedMessage, State
+from django_rmq_retry.models import BlockedMessage, KeyList, ParkedMessage, QueueControl, State
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
+from tests.admin.conftest import client_of
 from tests.admin.looking import Page, own_queries
+from tests.commands.running import parked
 
 pytestmark = pytest.mark.django_db
 LIST = "/admin/rmq_retry/parkedmessage/"
@@ -127,6 +130,63 @@ def test_a_search_ignores_case_takes_several_keys_and_says_where_it_looked(page:
     assert "Searched: business keys and message ids, also by how they begin, correlation ids and" in Page(neither).text
     assert "operatoraction/?q=PAY-7%20PAY-9" in neither.content.decode()
     assert KeyList.objects.count() == 1
+
+
+def elsewhere() -> None:
+    """A message of the outbox, one behind a blocked key, and one at the head of a halted queue."""
+    made.outgoing(message_id="OUT-2", order_key="ACC-5")
+    now = timezone.now()
+    key = made.blocked_key(key="ACC-6", blocker="PAY-60")
+    waiting = {"shown": "PAY-61", "name": "m2", "identity": "message:2", "digest": "2", "waiting_since": now}
+    BlockedMessage.objects.create(block=key, body=b"{}", properties=b"", **waiting)
+    QueueControl.objects.create(queue="bank.main", halted_at=now, halted_seen_at=now, halted_message="PAY-70")
+
+
+ELSEWHERE = [
+    ("out-2", "In the outbox, not sent: OUT-2", "outboxmessage/"),
+    ("OUT-", "In the outbox, not sent: OUT-2", "outboxmessage/"),
+    ("acc-5", "In the outbox, not sent: OUT-2", "outboxmessage/"),
+    ("acc-6", "Blocked ordering key: ACC-6, where PAY-60 goes first", "blockedkey/?q=ACC-6"),
+    ("pay-60", "Blocked ordering key: ACC-6, where PAY-60 goes first", "blockedkey/?q=ACC-6"),
+    ("pay-61", "Waits for a blocked ordering key: PAY-61, behind ACC-6", "blockedkey/?q=ACC-6"),
+    ("pay-7", "In a halted queue: PAY-70, first in bank.main", "queuecontrol/?q=bank.main"),
+    ("PAY-9 OUT-2", "In the outbox, not sent: OUT-2", "outboxmessage/"),
+]
+
+
+@pytest.mark.parametrize(("asked", "said", "leads"), ELSEWHERE)
+def test_a_search_finds_what_has_no_record(page: Client, asked: str, said: str, leads: str) -> None:
+    """A payment in the outbox was not found, "of all messages that are stored"."""
+    elsewhere()
+    answer = page.get(LIST, {"q": asked})
+    printed = parked("show", asked)
+
+    assert said in Page(answer).text, Page(answer).text
+    assert f'href="/admin/rmq_retry/{leads}' in answer.content.decode()
+    assert said in printed.err, printed.err
+    assert printed.err.endswith(f"There is no record of {asked}.")
+
+
+def test_a_message_of_the_outbox_is_found_by_its_business_key(page: Client) -> None:
+    @handler("refunds", keys=lambda message: message.data["payment"])
+    def transfer(body: object) -> None: ...
+
+    row = {"message_id": "9f3c-1", "routing_key": "refunds", "body": b'{"payment": "PAY-80"}', "size": 21}
+    made.outgoing(**row, failed_at=None)
+
+    assert "In the outbox, not sent yet: 9f3c-1" in Page(page.get(LIST, {"q": "pay-80"})).text
+
+
+def test_a_search_says_where_it_did_not_look_and_what_leaves_no_record(page: Client) -> None:
+    """That nothing was found was taken for "it never came", of a payment that had been made at the first attempt."""
+    clerk = client_of(made.person("clerk", "view_parkedmessage"))
+    every, few = (Page(one.get(LIST, {"q": "PAY-9"})).text for one in (page, clerk))
+    printed = [parked("show", "PAY-9").err, parked("list", "--search", "PAY-9").err, parked("list", "--key", "P").err]
+
+    also = "Also searched: the outbox, by business key its latest 200 small messages; blocked keys; the first"
+    unseen = "Not searched: messages that wait in a queue of RabbitMQ. A message that was handled without being parked"
+    assert [also in text for text in (every, few, *printed)] == [True, False, True, True, True]
+    assert [unseen in text for text in (every, few, *printed)] == [True] * 5
 
 
 def test_the_beginning_of_a_key_or_id_finds_what_begins_with_it(page: Client) -> None:

@@ -1,0 +1,26 @@
+"""The business keys of messages in the outbox, which no handler has seen yet."""
+
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.business_keys import readable_keys
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.models import OutboxMessage
+
+MOST_LISTED_BYTES = 16 * 1024
+"""The size of a body up to which a list reads it for its business keys; the page of a row reads any body."""
+
+
+def keys_of(row: OutboxMessage, body: bytes) -> list[str]:
+    """Return the business keys by which the handler of the row's destination names a message."""
+    delivery = Delivery(
+        queue="" if row.exchange else row.routing_key,
+        body=body,
+        raw=bytes(row.properties),
+        exchange=row.exchange,
+        routing_key=row.routing_key,
+    )
+    for work_queue in registry.work_queues():
+        queue = work_queue.queue
+        bound = any(one.source.name == row.exchange and one.takes(row.routing_key) for one in queue.bindings)
+        if bound if row.exchange else queue.name == row.routing_key:
+            return readable_keys(work_queue.presumed(delivery), delivery)
+    return []
