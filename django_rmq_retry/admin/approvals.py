@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
+from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
 from django.utils.translation import gettext as _
@@ -24,7 +25,7 @@ from django_rmq_retry.admin.requests import act_and_change, act_text, in_words
 from django_rmq_retry.admin.requeue_form import number_mistyped, number_to_type, targets_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.properties import decode_properties
-from django_rmq_retry.models import ApprovalRequest, ErrorGroup, GatedAct, ParkedMessage, RequestState
+from django_rmq_retry.models import ApprovalRequest, ErrorGroup, GatedAct, OutboxMessage, ParkedMessage, RequestState
 from django_rmq_retry.parked import approvals, gated_acts
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import records_alias
@@ -40,7 +41,7 @@ from django_rmq_retry.parked.selection import MOST_IDS, Selection, group_numbers
 
 MOST_DECIDED = 50
 """The most decided requests that the list shows; the audit log has all of them."""
-COUNTING = (gated_acts.DiscardAct, gated_acts.RequeueAct)
+COUNTING = (gated_acts.DiscardAct, gated_acts.DiscardOutboxAct, gated_acts.RequeueAct)
 """The acts of which some messages may be left out since they were asked for."""
 MOST_PREVIEWED = 10
 """The most open requests of which the list counts what they would change now."""
@@ -164,7 +165,7 @@ class ApprovalRequestAdmin(Pages):
             status=422 if wrong else 200,
             known=known,
             some=some,
-            destroys=known.act == GatedAct.DISCARD,
+            destroys=known.act in (GatedAct.DISCARD, GatedAct.DISCARD_OUTBOX),
             state=standing(known, known.state_at(now)),
             what=what,
             change=change,
@@ -280,6 +281,19 @@ def _discard(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Contex
     }
 
 
+def _discard_outbox(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Context:
+    rows = gated_acts.DISCARD_OUTBOX.preview(wish)
+    linked = wish.terms["outbox"] == router.db_for_read(OutboxMessage) and not refusal(request, "view_outbox")
+    count = rows.count()
+    return {
+        "part_of_act": "outbox",
+        "messages_now": count,
+        "gone": known.count - count,
+        "rows": [] if refusal(request, "view_outbox") else list(rows[:MOST_PATHS]),
+        "linked": linked,
+    }
+
+
 def _requeue(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Context:
     found, look = gated_acts.REQUEUE.preview(wish), broker_look.look()
     return {
@@ -349,6 +363,7 @@ def _close_breaker(_request: HttpRequest, _known: ApprovalRequest, wish: Wish) -
 
 _SHOWN: Mapping[str, Callable[[HttpRequest, ApprovalRequest, Wish], Context]] = {
     GatedAct.DISCARD: _discard,
+    GatedAct.DISCARD_OUTBOX: _discard_outbox,
     GatedAct.REQUEUE: _requeue,
     GatedAct.EDIT: _edit,
     GatedAct.EDIT_MANY: _edit_many,

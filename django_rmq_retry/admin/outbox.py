@@ -1,7 +1,4 @@
-"""The admin of the outbox.
-
-Only the command discards, because it requires a reason: a payment that is not sent is not made.
-"""
+"""The admin of the outbox: what waits to be sent, and what failed and has to be sent again or discarded."""
 
 from dataclasses import replace
 from functools import wraps
@@ -10,9 +7,11 @@ from typing import Any
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.views.main import ChangeList
+from django.db import router
 from django.db.models import BinaryField, Case, F, QuerySet, Value, When
-from django.http import Http404, HttpRequest
+from django.http import Http404, HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
+from django.urls import URLPattern
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -22,15 +21,16 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.admin.contents import body_of, heading_of
 from django_rmq_retry.admin.labels import LONGEST_KEY, cut_line, labelled, one_short_line, tick
 from django_rmq_retry.admin.message_list import CappedPaginator
-from django_rmq_retry.admin.pages import Button, Pages, refusal
+from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.markup import NOTHING, badge, counted, name, time_ago
+from django_rmq_retry.markup import NOTHING, badge, counted, name, time_ago, visible
 from django_rmq_retry.messages.properties import Properties, decode_properties
 from django_rmq_retry.models import OutboxMessage, State
 from django_rmq_retry.models.boxes import NO_ROUTE
 from django_rmq_retry.parked.database import records_alias
-from django_rmq_retry.parked.operators import Actor, has_own_rules, own_rules_refusal
-from django_rmq_retry.parked.outbox_actions import retry_outbox
+from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
+from django_rmq_retry.parked.operators import Actor, Refused, has_own_rules, own_rules_refusal
+from django_rmq_retry.parked.outbox_actions import discard_outbox, retry_outbox
 from django_rmq_retry.parked.outbox_keys import MOST_LISTED_BYTES, keys_of
 from django_rmq_retry.parked.selection import number_in
 
@@ -90,6 +90,13 @@ def withheld(request: HttpRequest) -> str:
     The project's own rules are about parked messages: they cannot say of a row who may see it.
     """
     return refusal(request, "view") or (own_rules_refusal() if has_own_rules(request.user) else "")
+
+
+def _found(pk: int) -> OutboxMessage:
+    row = OutboxMessage.objects.filter(pk=pk).first()
+    if row is None:
+        raise Http404(_("There is no such message in the outbox: it was sent meanwhile, or discarded."))
+    return row
 
 
 class OutboxList(ChangeList):
@@ -171,9 +178,7 @@ class OutboxMessageAdmin(Pages):
         return super().list_page(request, title=_("Outbox: messages not sent yet"), **more)
 
     def row_page(self, request: HttpRequest, object_id: str) -> HttpResponseBase:
-        row = OutboxMessage.objects.filter(pk=number_in(object_id) or 0).first()
-        if row is None:
-            raise Http404(_("There is no such message in the outbox: it was sent meanwhile, or discarded."))
+        row = _found(number_in(object_id) or 0)
         why_withheld = withheld(request)
         properties, whole = properties_of(row), not refusal(request, "view_payload")
         contents: dict[str, Any] = {}
@@ -204,7 +209,47 @@ class OutboxMessageAdmin(Pages):
             return []
         values = (("action", "retry"), (ACTION_CHECKBOX_NAME, str(row.pk)))
         address, why = self.address("outboxmessage_changelist"), refusal(request, "retry")
-        return [Button(label=_("Send again"), address=address, why=why, post=True, values=values, kind="main")]
+        discard = self.address("outboxmessage_discard", row.pk)
+        return [
+            Button(label=_("Send again"), address=address, why=why, post=True, values=values, kind="main"),
+            Button(label=_("Discard…"), address=discard, why=refusal(request, "discard_outbox"), kind="danger"),
+        ]
+
+    def own_urls(self) -> list[URLPattern]:
+        return [self.own_url("<int:pk>/discard/", "discard", self.discard_view)]
+
+    @migrated
+    @requires("view_outbox", "discard_outbox")
+    def discard_view(self, request: HttpRequest, pk: int) -> HttpResponseBase:
+        """Ask for a reason, then delete the row: a payment that is not sent is not made."""
+        row = _found(pk)
+        wrong = "" if row.failed_at or row.attempts else _("It is sent by itself as soon as the broker takes it.")
+        if request.method == "POST" and not wrong:
+            try:
+                self._discard(request, row)
+                return HttpResponseRedirect(self.address("outboxmessage_changelist"))
+            except SecondPersonNeeded as needed:
+                return self.ask(request, needed)
+            except Refused as refused:
+                wrong = str(refused)
+        return self.page(
+            request,
+            "outboxmessage/discard.html",
+            title=_("Discard %(name)s") % {"name": row},
+            status=422 if wrong else 200,
+            row=row,
+            said=said_of(row),
+            typed=request.POST,
+            wrong={"all": wrong} if wrong else {},
+        )
+
+    def _discard(self, request: HttpRequest, row: OutboxMessage) -> None:
+        using, reason = router.db_for_read(OutboxMessage), request.POST.get("text", "")
+        if discard_outbox(Actor.of_request(request), [row.pk], using=using, reason=reason):
+            said = _("Discarded, and never sent: %(message)s.")
+            messages.success(request, said % {"message": visible(str(row))})
+        else:
+            messages.warning(request, _("Nothing was discarded: the message was sent meanwhile, or discarded."))
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
         return not refusal(request, "retry")

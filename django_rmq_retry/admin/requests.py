@@ -33,7 +33,7 @@ class AskedFor:
     @property
     def about(self) -> str:
         """Return how its messages were chosen, unless what it asks for says the same."""
-        counts = self.known.act in (GatedAct.DISCARD, GatedAct.REQUEUE)
+        counts = self.known.act in (GatedAct.DISCARD, GatedAct.DISCARD_OUTBOX, GatedAct.REQUEUE)
         return self.known.subject if counts and self.known.subject not in self.what else ""
 
 
@@ -53,6 +53,9 @@ def act_text(known: ApprovalRequest, count: int) -> str:
     """Return what is done with so many messages, as the button of the act itself says it."""
     texts: dict[str, str] = {
         GatedAct.DISCARD: ngettext("Discard %(count)d message", "Discard %(count)d messages", count),
+        GatedAct.DISCARD_OUTBOX: ngettext(
+            "Discard %(count)d message of the outbox", "Discard %(count)d messages of the outbox", count
+        ),
         GatedAct.REQUEUE: ngettext("Requeue %(count)d message", "Requeue %(count)d messages", count),
         GatedAct.EDIT_MANY: ngettext("Edit %(count)d message", "Edit %(count)d messages", count),
     }

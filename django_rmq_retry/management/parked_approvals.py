@@ -130,6 +130,11 @@ def _of_discard(command: RmqCommand, wish: Wish) -> None:
     command.say(f"Discards {plural(found.discards, 'message')}, which will never be handled.")
 
 
+def _of_outbox(command: RmqCommand, wish: Wish) -> None:
+    count = gated_acts.DISCARD_OUTBOX.count_now(wish)
+    command.say(f"Discards {plural(count, 'message')} of the outbox {wish.terms['outbox']!r}, never to be sent.")
+
+
 def _of_requeue(command: RmqCommand, wish: Wish) -> None:
     report_keys(command, wish.selection)
     found = gated_acts.REQUEUE.preview(wish)
@@ -163,6 +168,7 @@ def _of_breaker(command: RmqCommand, wish: Wish) -> None:
 
 _PREVIEWS: Mapping[str, Callable[[RmqCommand, Wish], None]] = {
     GatedAct.DISCARD: _of_discard,
+    GatedAct.DISCARD_OUTBOX: _of_outbox,
     GatedAct.REQUEUE: _of_requeue,
     GatedAct.EDIT: _of_edit,
     GatedAct.EDIT_MANY: _of_edit_many,

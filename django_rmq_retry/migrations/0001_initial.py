@@ -296,7 +296,10 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "outbox message",
                 "verbose_name_plural": "outbox messages",
-                "permissions": (("retry_outboxmessage", "Can retry failed messages of the outbox"),),
+                "permissions": (
+                    ("retry_outboxmessage", "Can retry failed messages of the outbox"),
+                    ("discard_outboxmessage", "Can discard failed messages of the outbox"),
+                ),
                 "default_permissions": ("view",),
                 "indexes": [
                     models.Index(fields=["failed_at", "alone", "due_at", "id"], name="rmq_outbox_due"),
@@ -479,10 +482,11 @@ class Migration(migrations.Migration):
                             ("edit", "Edit a message"),
                             ("edit_many", "Edit many messages"),
                             ("discard", "Discard"),
+                            ("discard_outbox", "Discard messages of the outbox"),
                             ("requeue", "Requeue"),
                             ("close_breaker", "Close a breaker"),
                         ],
-                        max_length=13,
+                        max_length=14,
                     ),
                 ),
                 (

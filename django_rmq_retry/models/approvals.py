@@ -16,6 +16,7 @@ class GatedAct(models.TextChoices):
     EDIT = "edit", _("Edit a message")
     EDIT_MANY = "edit_many", _("Edit many messages")
     DISCARD = "discard", pgettext_lazy("action", "Discard")
+    DISCARD_OUTBOX = "discard_outbox", _("Discard messages of the outbox")
     REQUEUE = "requeue", pgettext_lazy("action", "Requeue")
     CLOSE_BREAKER = "close_breaker", _("Close a breaker")
 
@@ -46,7 +47,7 @@ class ApprovalRequest(models.Model):
     The row says exactly what is done if it is approved; the audit log has its seal.
     """
 
-    act = models.CharField(max_length=13, choices=GatedAct.choices)
+    act = models.CharField(max_length=14, choices=GatedAct.choices)
     state = models.CharField(max_length=8, choices=RequestState.choices, default=RequestState.WAITING)
     count = models.PositiveIntegerField(default=1)
     subject = models.CharField(max_length=255, blank=True)

@@ -80,7 +80,10 @@ class OutboxMessage(models.Model):
         verbose_name = _("outbox message")
         verbose_name_plural = _("outbox messages")
         default_permissions = ("view",)
-        permissions = (("retry_outboxmessage", _("Can retry failed messages of the outbox")),)
+        permissions = (
+            ("retry_outboxmessage", _("Can retry failed messages of the outbox")),
+            ("discard_outboxmessage", _("Can discard failed messages of the outbox")),
+        )
         indexes = (
             models.Index(fields=["failed_at", "alone", "due_at", "id"], name="rmq_outbox_due"),
             models.Index(fields=["order_key", "id"], name="rmq_outbox_order"),

@@ -109,7 +109,10 @@ def needs_second(act: GatedAct, count: int = 1) -> bool:
     limits = settings().four_eyes
     if act == GatedAct.CLOSE_BREAKER:
         return limits.close_breaker
-    by_act = {GatedAct.EDIT: limits.edit, GatedAct.EDIT_MANY: limits.edit, GatedAct.DISCARD: limits.discard}
+    by_act = {
+        **dict.fromkeys((GatedAct.EDIT, GatedAct.EDIT_MANY), limits.edit),
+        **dict.fromkeys((GatedAct.DISCARD, GatedAct.DISCARD_OUTBOX), limits.discard),
+    }
     least = by_act.get(act, limits.requeue)
     return least is not None and count >= least
 

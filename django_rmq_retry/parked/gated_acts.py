@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
-from django_rmq_retry.models import ApprovalRequest, GatedAct, ParkedMessage
+from django_rmq_retry.models import ApprovalRequest, GatedAct, OutboxMessage, ParkedMessage
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked import edit, edit_many, queue_pauses, requeue
 from django_rmq_retry.parked.actions import change_slice, discarding, slice_of
@@ -29,6 +30,7 @@ from django_rmq_retry.parked.operators import (
     refusal,
     requeue_refusal,
 )
+from django_rmq_retry.parked.outbox_actions import discard_outbox, failing
 from django_rmq_retry.parked.requeue_options import RequeueOptions
 
 
@@ -178,6 +180,25 @@ class RequeueAct(Gated):
         return sendable
 
 
+class DiscardOutboxAct(Gated):
+    verbs = ("view_outbox", "discard_outbox")
+
+    def count_now(self, wish: Wish) -> int:
+        return self.preview(wish).count()
+
+    def preview(self, wish: Wish) -> QuerySet[OutboxMessage]:
+        """Return the rows that it deletes now: the others were sent meanwhile, or are about to be."""
+        rows = failing(wish.terms["outbox"]).filter(pk__in=wish.terms["rows"])
+        return rows.order_by("pk").defer("body", "properties")
+
+    def carry_out(self, approved: Approved) -> int:
+        terms = approved.wish.terms
+        count = discard_outbox(approved.actor, terms["rows"], using=terms["outbox"], reason=approved.wish.reason)
+        if not count:
+            raise NothingChosen(_("Nothing is left to discard: it was sent or discarded meanwhile."))
+        return count
+
+
 class CloseBreakerAct(Gated):
     verbs = ("pause_queue",)
 
@@ -188,10 +209,11 @@ class CloseBreakerAct(Gated):
         return 0
 
 
-EDIT, EDIT_MANY, DISCARD, REQUEUE, CLOSE_BREAKER = (
+EDIT, EDIT_MANY, DISCARD, DISCARD_OUTBOX, REQUEUE, CLOSE_BREAKER = (
     EditAct(),
     EditManyAct(),
     DiscardAct(),
+    DiscardOutboxAct(),
     RequeueAct(),
     CloseBreakerAct(),
 )
@@ -199,6 +221,7 @@ ACTS: Mapping[str, Gated] = {
     GatedAct.EDIT: EDIT,
     GatedAct.EDIT_MANY: EDIT_MANY,
     GatedAct.DISCARD: DISCARD,
+    GatedAct.DISCARD_OUTBOX: DISCARD_OUTBOX,
     GatedAct.REQUEUE: REQUEUE,
     GatedAct.CLOSE_BREAKER: CLOSE_BREAKER,
 }

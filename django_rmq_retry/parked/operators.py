@@ -107,6 +107,7 @@ PERMISSIONS: Mapping[str, tuple[str, Any]] = {
     "pause_queue": ("pause_queue", gettext_lazy("Can pause and resume queues")),
     "send_waiting": ("send_waiting", gettext_lazy("Can send waiting retries before they are due")),
     "retry": ("retry_outboxmessage", gettext_lazy("Can retry failed messages of the outbox")),
+    "discard_outbox": ("discard_outboxmessage", gettext_lazy("Can discard failed messages of the outbox")),
     "unblock": ("unblock_blockedkey", gettext_lazy("Can unblock ordering keys")),
     "control": ("control_requeuerun", gettext_lazy("Can pause, slow and stop requeue runs")),
 }

@@ -1,17 +1,21 @@
 """The operators' actions on messages of the outbox that the broker has refused: retry and discard."""
 
 from collections.abc import Collection
+from functools import partial
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
+from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.models import Action, OutboxMessage
+from django_rmq_retry.models import Action, GatedAct, OutboxMessage
 from django_rmq_retry.ordering.keys import keys_alias, never_sent
 from django_rmq_retry.parked.audit import log_action
-from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.four_eyes import Wish, require_second
+from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.publishing import outbox_rows
 from django_rmq_retry.statements import locking
+from django_rmq_retry.wording import MOST_IN_A_TEXT
 
 MOST_NAMED_ROWS = 500
 FAILING = Q(failed_at__isnull=False) | Q(attempts__gt=0)
@@ -39,17 +43,26 @@ def retry_outbox(actor: Actor, ids: Collection[int] | None, *, using: str) -> in
 
 def discard_outbox(actor: Actor, ids: Collection[int], *, using: str, reason: str) -> int:
     """Delete these rows, so that their messages are never sent; return their number."""
+    if not reason.strip():
+        raise Refused(_("Enter a reason: it is kept in the audit log."))
     with transaction.atomic(using=using):
         rows = _locked_rows(failing(using), ids)
         if rows:
+            require_second(actor, _wish(rows, using=using, reason=reason))
             _log_outbox_action(actor, Action.DISCARD, rows, using=using, reason=reason)
             if using == keys_alias():
                 never_sent(rows)
             outbox_rows.delete([row.pk for row in rows], using=using)
-    if rows:
-        # Messages that waited behind them may be sent now.
-        outbox_rows.notify(using)
+            # Messages that waited behind them may be sent now.
+            transaction.on_commit(partial(outbox_rows.notify, using), using=using)
     return len(rows)
+
+
+def _wish(rows: list[OutboxMessage], *, using: str, reason: str) -> Wish:
+    names = [str(row) for row in rows[:MOST_IN_A_TEXT]]
+    subject = ", ".join([*names, "…"] if len(rows) > len(names) else names)
+    terms = {"outbox": using, "rows": [row.pk for row in rows]}
+    return Wish(act=GatedAct.DISCARD_OUTBOX, count=len(rows), subject=subject, reason=reason, terms=terms)
 
 
 def _locked_rows(rows: QuerySet[OutboxMessage], ids: Collection[int] | None) -> list[OutboxMessage]:

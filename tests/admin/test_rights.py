@@ -15,7 +15,7 @@ from django.test import Client
 from django.urls import URLPattern, reverse
 
 from django_rmq_retry.admin import runs
-from django_rmq_retry.models import ApprovalRequest, OperatorAction, ParkedMessage, RequeueRun, State
+from django_rmq_retry.models import ApprovalRequest, OperatorAction, OutboxMessage, ParkedMessage, RequeueRun, State
 from django_rmq_retry.parked import selection
 from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.edit import propose, store
@@ -33,6 +33,7 @@ BULK_EDIT = (*EDIT, "bulk_edit")
 REQUEST, APPROVE = "view_approvalrequest", "approve_approvalrequest"
 RUN = "view_requeuerun"
 QUEUE, KEY, MESSAGE, AUDIT = "view_queuecontrol", "view_blockedkey", "view_parkedmessage", "view_operatoraction"
+ROW = "view_outboxmessage"
 
 
 class Address(NamedTuple):
@@ -102,6 +103,8 @@ ADDRESSES = [
     Address("post", "queuecontrol_change_state", "", {"action": "pause"}, (QUEUE, "pause_queue"), OPERATE),
     Address("get", "outboxmessage_changelist", "", {}, ("view_outboxmessage",), ALL),
     Address("get", "outboxmessage_change", "row", {}, ("view_outboxmessage",), ALL),
+    Address("get", "outboxmessage_discard", "row", {}, (ROW, "discard_outboxmessage"), OPERATE),
+    Address("post", "outboxmessage_discard", "row", {"text": "r"}, (ROW, "discard_outboxmessage"), OPERATE),
     Address("get", "blockedkey_changelist", "", {}, (KEY,), ALL),
     Address("get", "blockedkey_unblock", "key", {}, (KEY, "unblock_blockedkey"), OPERATE),
     Address("post", "blockedkey_unblock", "key", {"first": "m1", "text": "r"}, (KEY, "unblock_blockedkey"), OPERATE),
@@ -170,7 +173,8 @@ def state() -> list[tuple[Any, ...]]:
     messages = ParkedMessage.objects.order_by("pk").values_list("pk", "state", "revision", "version")
     runs = RequeueRun.objects.order_by("pk").values_list("pk", "state")
     requests = ApprovalRequest.objects.order_by("pk").values_list("pk", "state")
-    return [*messages, *runs, *requests, (OperatorAction.objects.count(),)]
+    outbox = OutboxMessage.objects.order_by("pk").values_list("pk", "attempts")
+    return [*messages, *runs, *requests, *outbox, (OperatorAction.objects.count(),)]
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_rmq_retry.models import OperatorAction, OutboxMessage
+from django_rmq_retry.models import ApprovalRequest, OperatorAction, OutboxMessage
 from django_rmq_retry.models.boxes import OutboxRows
+from tests.admin.looking import Page
 from tests.commands.running import Exit, run
 from tests.outbox.made import kept, left
 
@@ -118,13 +119,118 @@ def test_a_user_without_the_permission_changes_nothing(rows: dict[str, int], act
     assert not OperatorAction.objects.exists()
 
 
-def test_the_admin_retries_failed_messages_and_offers_no_discard(rows: dict[str, int]) -> None:
-    client = signed_in("view_outboxmessage", "retry_outboxmessage")
+def test_the_admin_retries_failed_messages_and_its_list_discards_none(rows: dict[str, int]) -> None:
+    client = signed_in("view_outboxmessage", "retry_outboxmessage", "discard_outboxmessage")
     assert "1 message will be sent again." in act(client, "retry", [rows["stuck"]]).content.decode()
     act(client, "discard", [rows["failing"]])
 
     assert kept() == ["stuck", "failing", "fine"]
     assert list(OperatorAction.objects.order_by("number").values_list("action", flat=True)) == ["requeue"]
+
+
+def discard_page(row: int) -> str:
+    return reverse("admin:rmq_retry_outboxmessage_discard", args=[row])
+
+
+def row_page(row: int) -> str:
+    return reverse("admin:rmq_retry_outboxmessage_change", args=[row])
+
+
+def test_the_page_of_a_failed_message_discards_it_with_a_reason(rows: dict[str, int]) -> None:
+    client = signed_in("view_outboxmessage", "discard_outboxmessage")
+    links = Page(client.get(row_page(rows["stuck"]))).links
+    shown = Page(client.get(discard_page(rows["stuck"]))).text
+    unreasoned = client.post(discard_page(rows["stuck"]), {"text": " "})
+    left_over = kept()
+    done = client.post(discard_page(rows["stuck"]), {"text": "INC-553"}, follow=True)
+    action = OperatorAction.objects.get()
+
+    assert links["Discard…"] == discard_page(rows["stuck"])
+    assert "1 message will never be sent." in shown
+    assert (unreasoned.status_code, left_over) == (422, ["stuck", "failing", "fine"])
+    assert "Discarded, and never sent: id of stuck." in Page(done).text
+    assert kept() == ["failing", "fine"]
+    assert (action.action, action.reason, action.subject) == ("discard", "INC-553", "id of stuck")
+    assert client.post(discard_page(rows["stuck"]), {"text": "INC-553"}).status_code == 404
+
+
+def test_a_message_that_is_still_being_sent_is_not_discarded(rows: dict[str, int]) -> None:
+    client = signed_in("view_outboxmessage", "discard_outboxmessage")
+    refused = client.post(discard_page(rows["fine"]), {"text": "INC-553"})
+
+    assert "Discard" not in Page(client.get(row_page(rows["fine"]))).text
+    assert (refused.status_code, kept()) == (422, ["stuck", "failing", "fine"])
+    assert not OperatorAction.objects.exists()
+
+
+def test_who_may_only_retry_sees_why_discard_is_not_offered(rows: dict[str, int]) -> None:
+    client = signed_in("view_outboxmessage", "retry_outboxmessage")
+
+    assert "Can discard failed messages of the outbox" in Page(client.get(row_page(rows["stuck"]))).text
+
+
+@pytest.fixture
+def second_person(settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "FOUR_EYES": {"DISCARD": 1}}
+
+
+MAY = ("view_outboxmessage", "discard_outboxmessage", "view_approvalrequest", "approve_approvalrequest")
+
+
+@pytest.mark.usefixtures("second_person")
+def test_a_second_person_approves_a_discard_of_the_outbox(rows: dict[str, int]) -> None:
+    ann, bob = signed_in(*MAY), signed_in(*MAY)
+    page = Page(ann.get(discard_page(rows["stuck"]))).text
+    ann.post(discard_page(rows["stuck"]), {"text": "INC-553"})
+    [request] = ApprovalRequest.objects.all()
+    waiting = kept()
+    approve = reverse("admin:rmq_retry_approvalrequest_approve", args=[request.pk])
+    shown = bob.get(reverse("admin:rmq_retry_approvalrequest_change", args=[request.pk]))
+    words = {"seen": shown.context["seen"]}
+    alone = ann.post(approve, words)
+    still = kept()
+    bob.post(approve, words)
+
+    assert "A second person has to approve this." in page
+    assert (waiting, alone.status_code, still) == (["stuck", "failing", "fine"], 403, ["stuck", "failing", "fine"])
+    assert "Discard 1 message of the outbox" in Page(shown).text
+    assert "1 message will never be sent." in Page(shown).text
+    assert row_page(rows["stuck"]) in Page(shown).links.values()
+    assert kept() == ["failing", "fine"]
+    assert (ApprovalRequest.objects.get().state, ApprovalRequest.objects.get().changed) == ("done", 1)
+    assert list(OperatorAction.objects.order_by("number").values_list("action", flat=True)) == [
+        *("ask", "discard", "approve")
+    ]
+
+
+@pytest.mark.usefixtures("second_person")
+def test_the_discard_command_asks_a_second_person_too(rows: dict[str, int]) -> None:
+    words = ("rmq_relay", "discard", str(rows["stuck"]), str(rows["failing"]), "--reason", "INC-553", "--yes")
+    ran = run(*words)
+    [request] = ApprovalRequest.objects.all()
+    preview = run("rmq_parked", "approve", str(request.pk), "--user", "bob", "--dry-run").err
+    OutboxMessage.objects.filter(pk=rows["failing"]).delete()
+    later = run("rmq_parked", "approve", str(request.pk), "--user", "bob", "--dry-run").err
+
+    assert (ran.code, request.count, request.subject) == (Exit.ASKED, 2, "id of stuck, id of failing")
+    assert "Discards 2 messages of the outbox 'default', never to be sent." in preview
+    assert "Discards 1 message of the outbox 'default', never to be sent." in later
+
+
+@pytest.mark.usefixtures("second_person")
+def test_a_message_that_was_sent_meanwhile_is_not_discarded_by_an_approval(rows: dict[str, int]) -> None:
+    ann, bob = signed_in(*MAY), signed_in(*MAY)
+    ann.post(discard_page(rows["stuck"]), {"text": "INC-553"})
+    [request] = ApprovalRequest.objects.all()
+    OutboxMessage.objects.filter(pk=rows["stuck"]).delete()
+    place = reverse("admin:rmq_retry_approvalrequest_change", args=[request.pk])
+    shown = bob.get(place)
+    approve = reverse("admin:rmq_retry_approvalrequest_approve", args=[request.pk])
+    answer = bob.post(approve, {"seen": shown.context["seen"]})
+
+    assert "1 message is not in the outbox any more" in Page(shown).text
+    assert "it was sent or discarded meanwhile" in Page(answer).text
+    assert ApprovalRequest.objects.get().state == "waiting"
 
 
 def status(*permissions: str) -> str:

@@ -14,6 +14,7 @@ from django_rmq_retry.database_connections import FreshConnections
 from django_rmq_retry.embedded.wire import server
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.management.accounts import actor_of, add_user
 from django_rmq_retry.management.arguments import add_limit, http_address, seconds
 from django_rmq_retry.management.command import Options, RmqCommand, add_yes, check_known, usage_error
 from django_rmq_retry.management.terminal import clock, install, utc
@@ -56,6 +57,7 @@ class Command(RmqCommand):
         again.add_argument("--all", action="store_true", help="all failed messages")
         gone = add("discard", self._discard, "delete messages that could not be sent; they are never sent")
         gone.add_argument("--reason", required=True, metavar="TEXT", help="the reason, kept in the audit log")
+        add_user(gone)
         for one in (again, gone):
             one.add_argument(
                 "ids", nargs="*", type=int, metavar="ID", help="numbers that `rmq_relay list` shows in the column ID"
@@ -128,7 +130,7 @@ class Command(RmqCommand):
         count = failing(using).filter(pk__in=ids).count()
         if count:
             self.confirm(f"Discard {plural(count, 'message')}? What is discarded is never sent.", yes=options["yes"])
-            count = discard_outbox(Actor.of_shell(), ids, using=using, reason=options["reason"])
+            count = discard_outbox(actor_of(options), ids, using=using, reason=options["reason"])
         return self._report(options, count, "discarded")
 
     def _report(self, options: Options, count: int, what: str) -> Exit:

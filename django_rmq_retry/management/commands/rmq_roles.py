@@ -18,7 +18,7 @@ LOOKS = (
 ONCALL = (
     *LOOKS,
     *("view_payload", "view_traceback", "requeue", "bulk_requeue", "discard", "hold", "export", "note", "control"),
-    *("pause_queue", "send_waiting", "unblock", "retry", "approve"),
+    *("pause_queue", "send_waiting", "unblock", "retry", "discard_outbox", "approve"),
 )
 ROLES: Mapping[str, tuple[str, ...]] = {
     "support": (*LOOKS, "reveal", "requeue", "hold", "note"),
