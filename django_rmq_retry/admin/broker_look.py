@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rmq_retry import database_clock, declared
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.errors import RmqRetryError
-from django_rmq_retry.health.condition import waiting_retries
+from django_rmq_retry.health.condition import waiting_messages
 from django_rmq_retry.health.problems import unreachable
 from django_rmq_retry.health.rules import Problem
 from django_rmq_retry.models import Declared
@@ -142,4 +142,4 @@ forget = _window.forget
 def retries_seen() -> int:
     """Return how many messages wait until they are due, as the live status counts them: their keys are not known."""
     seen = glimpse()
-    return waiting_retries((seen.last or seen).levels, database_clock.now(records_alias())).count
+    return waiting_messages((seen.last or seen).levels, database_clock.now(records_alias()))[0].count

@@ -123,6 +123,7 @@ def _start(request: HttpRequest, form: EarlyForm, found: WaitingReport) -> Any:
         Actor.of_request(request),
         form.options,
         count=found.count,
+        delayed=found.delayed,
         wanted=form.wanted,
         reason=form.reason,
     )

@@ -45,6 +45,8 @@ class HandlerRow:
     """The functions that read the queue, but for one that has the last word of the queue's name."""
     amounts: Amounts
     condition: Condition
+    retries: int
+    """How many of the messages that wait until they are due are retries, as far as it is known."""
     badges: Sequence[tuple[str, str, Any, str]]
     """Kind, sign, a word or two, and the queue of a problem if that is another one; sentences stand above the table."""
 
@@ -88,6 +90,7 @@ def handler_rows(
     recorded: Mapping[str, int],
     stopped: Mapping[str, StoppedBadge],
     halts: Mapping[str, Problem],
+    retries: Mapping[str, int],
     current: bool,
 ) -> list[HandlerRow]:
     """Return the rows; ``recorded`` has the parked messages of the database, by the queue in which they failed.
@@ -113,6 +116,7 @@ def handler_rows(
                 handlers=[name for name in readers.get(home, ()) if name != _last(home)],
                 amounts=amounts,
                 condition=condition,
+                retries=retries.get(home, 0),
                 badges=_badges(home, queues, condition, stopping),
             )
         )

@@ -19,7 +19,13 @@ from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.halts import halted
 from django_rmq_retry.breakers.queue_state import Flow, QueueState
-from django_rmq_retry.health.condition import STOPPED_BY, Condition, waiting_by_home
+from django_rmq_retry.health.condition import (
+    STOPPED_BY,
+    Condition,
+    WaitingMessages,
+    waiting_by_home,
+    waiting_messages,
+)
 from django_rmq_retry.health.facts import parked_in
 from django_rmq_retry.health.problems import Judged, Limits, Queues, excused, in_halts
 from django_rmq_retry.health.processes import late_handlers_now, lost_since_now, queues_read_now
@@ -36,6 +42,7 @@ SPANS: dict[str, tuple[Any, timedelta | None]] = {
     "12h": (gettext_lazy("for 12 hours"), timedelta(hours=12)),
     "": (gettext_lazy("until an operator resumes it"), None),
 }
+NOTHING_WAITS = WaitingMessages(count=0, delayed=0)
 SEARCHED = 20
 """More queues than these have a search field."""
 KINDS = {Severity.ERROR: "parked", Severity.WARNING: "on-hold", Severity.INFORMATION: "processed"}
@@ -109,8 +116,8 @@ class QueueRow:
     badges: Sequence[tuple[str, str, Any]]
     """Each with its kind, sign and label; none if nothing is known."""
     explanation: str
-    waiting: int
-    """The number of messages in its waiting queues."""
+    waiting: WaitingMessages
+    """The messages in its waiting queues."""
     parked: int
 
     @classmethod
@@ -120,14 +127,15 @@ class QueueRow:
         stopped: StoppedBadge | None,
         found: Judged | None,
         *,
-        waiting: int,
+        waiting: WaitingMessages,
         parked: int,
         halt: Problem | None,
         current: bool,
     ) -> "QueueRow":
         level, known = found.level if found else None, [found] if found else []
-        counts = {"waiting": waiting, "parked": parked}
-        condition = Condition.of(known, stopped=stopped is not None, halt=halt, current=current, **counts)
+        condition = Condition.of(
+            known, stopped=stopped is not None, halt=halt, current=current, waiting=waiting.count, parked=parked
+        )
         badges = [(stopped.kind, stopped.sign, stopped.label)] if stopped else []
         if found and condition is Condition.FAULTY:
             badges += [badge(condition, one.row) for one in found.errors]
@@ -136,7 +144,7 @@ class QueueRow:
         elif condition.word and not stopped:
             badges.append(badge(condition))
         explanation = stopped.explanation if stopped else halt.text if halt else ""
-        return cls(queue=queue, level=level, badges=badges, explanation=explanation, **counts)
+        return cls(queue=queue, level=level, badges=badges, explanation=explanation, waiting=waiting, parked=parked)
 
 
 @admin.register(QueueControl)
@@ -154,8 +162,9 @@ class QueueControlAdmin(Pages):
         known = seen.last or seen
         queues = Queues(levels=known.levels, excused=excused(states, now), late=late_handlers_now())
         judged = {one.level.queue: one for one in queues.judged()}
-        waiting, current = waiting_by_home(known.levels), not (seen.unreachable or seen.late)
-        at = datetime.fromtimestamp(now, UTC)
+        current, at = not (seen.unreachable or seen.late), datetime.fromtimestamp(now, UTC)
+        # Without one in a waiting queue, nobody has to know which are retries.
+        waiting = waiting_messages(known.levels, at)[1] if waiting_by_home(known.levels).total() else {}
         lost = lost_since_now() if seen.unreachable else None
         halts = {one.subject: one for one in in_halts(halted(at, lost=lost), at, Limits())}
         read = read_if_open(states)
@@ -175,7 +184,7 @@ class QueueControlAdmin(Pages):
                     one.queue,
                     StoppedBadge.of(one, now, read),
                     judged.get(one.queue),
-                    waiting=waiting[one.queue],
+                    waiting=waiting.get(one.queue, NOTHING_WAITS),
                     parked=parked[one.queue],
                     current=current,
                     halt=halts.get(one.queue),

@@ -18,11 +18,10 @@ from django_rmq_retry.admin.pages import Button, Pages, frame_of, refusal
 from django_rmq_retry.admin.queues import StoppedQueues
 from django_rmq_retry.admin.runs import badge_of
 from django_rmq_retry.admin.timeline import activity
-from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.attempts.history import failed_since
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.health.condition import waiting_retries
+from django_rmq_retry.health.condition import waiting_messages
 from django_rmq_retry.health.facts import MOST_RECENT, Survey, Unmigrated, survey
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import blind
@@ -145,8 +144,14 @@ class LiveStatusAdmin(Pages):
         stopped = StoppedQueues.of_states(states, known.at.timestamp(), read)
         homes = handler_rows.homes(health.judged)
         current = not (seen.unreachable or seen.late)
+        waiting, of_queues = waiting_messages(shown.levels, known.at)
         rows = handler_rows.handler_rows(
-            homes, recorded=known.parked_in, stopped=stopped.badges, halts=health.halts, current=current
+            homes,
+            recorded=known.parked_in,
+            stopped=stopped.badges,
+            halts=health.halts,
+            retries={queue: one.retries for queue, one in of_queues.items()},
+            current=current,
         )
         busy, fine = [row for row in rows if not row.is_fine], [row for row in rows if row.is_fine]
         return self.page(
@@ -164,7 +169,7 @@ class LiveStatusAdmin(Pages):
             database_ms=round(known.seconds * 1000),
             blind=_unknown_figures(shown, request) if shown.levels else "",
             **self._needs(health, request),
-            counts=_counts(known, shown.levels),
+            counts=_counts(known) | {"waiting": waiting},
             declared=bool(registry.registrations()),
             runs=[(run, badge_of(run, seen)) for run in known.runs[:-6:-1]],
             **activity(request, most=5),
@@ -237,15 +242,14 @@ def _table(rows: Sequence[HandlerRow]) -> dict[str, Any]:
     return {"columns": [COLUMNS[name] for name in names], "rows": [(row, row.cells(names)) for row in rows]}
 
 
-def _counts(known: Survey, levels: Sequence[Level]) -> dict[str, Any]:
-    """Return the figures of the tiles, with two further queries."""
+def _counts(known: Survey) -> dict[str, Any]:
+    """Return the figures of the tiles that need no broker, with one further query."""
     failed = failed_since(known.at - timedelta(minutes=1), most=MOST_RECENT)
     return {
         "parked": known.parked.count,
         "oldest": known.parked.oldest,
         "recent": known.parked.recent,
         "recent_at_least": known.parked.recent_at_least,
-        "waiting": waiting_retries(levels, known.at),
         "failed": min(failed, MOST_RECENT),
         "failed_at_least": failed > MOST_RECENT,
     }

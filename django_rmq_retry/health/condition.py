@@ -10,9 +10,11 @@ from typing import Any
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
+from django_rmq_retry.amqp.inspection import LAG_SECONDS
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.attempts.history import waiting
 from django_rmq_retry.breakers.queue_state import Flow
+from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of, waiting_queues_of
 from django_rmq_retry.health.facts import MOST_SURVEYED_MESSAGES
@@ -103,31 +105,55 @@ STOPPED_BY: Mapping[Flow, tuple[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingRetries:
+class WaitingMessages:
+    """The messages that wait until they are due: retries, and what was published with a delay."""
+
     count: int
-    at_least: bool
+    delayed: int | None
+    """Those that are no retries; None if it is not known which of them are."""
+    at_least: bool = False
     """True if more wait than were counted."""
-    next: datetime | None
+    next: datetime | None = None
+    """When the next retry is due."""
+
+    @property
+    def retries(self) -> int:
+        """The number of retries; if it is not known, of all."""
+        return self.count - (self.delayed or 0)
+
+    @property
+    def unknown(self) -> bool:
+        return self.delayed is None
 
 
-def waiting_retries(levels: Sequence[Level], now: datetime) -> WaitingRetries:
-    """Return how many retries wait, and when the next is due; one query.
+def waiting_messages(levels: Sequence[Level], now: datetime) -> tuple[WaitingMessages, Mapping[str, WaitingMessages]]:
+    """Return how many messages wait until they are due: all, and in the waiting queues of each work queue; one query.
 
-    The broker counts those in waiting queues. Some carriers keep them elsewhere, and those are counted by their
-    attempts: not halts, which wait in a consumer, nor retries that were attempted meanwhile because an operator sent
-    them early.
+    The broker counts what is in waiting queues, and the attempts tell how many of these are retries. Some carriers
+    keep retries elsewhere, and those are counted by their attempts: not halts, which wait in a consumer, nor retries
+    that were attempted meanwhile because an operator sent them early.
     """
     queued = waiting_by_home(levels)
     seen = {level.queue for level in levels if level.role is Role.WAITING}
     counted = queued.keys() | {one.queue.name for one in registry.work_queues() if seen & waiting_queues_of(one)}
-    due = waiting(now, overdue=timedelta(0)).filter(verdict=Kind.RETRY.value)
-    known = list(due.values_list("queue", "next_at")[: MOST_SURVEYED_MESSAGES + 1])
-    elsewhere = sum(queue not in counted for queue, _at in known)
-    return WaitingRetries(
+    # The broker's counts may be some seconds old: what was due since is still among them.
+    lately = waiting(now, overdue=timedelta(seconds=LAG_SECONDS)).filter(verdict=Kind.RETRY.value)
+    known = list(lately.values_list("queue", "next_at")[: MOST_SURVEYED_MESSAGES + 1])
+    failed = Counter(queue if queue in queued else "" for queue, _at in known if queue in counted)
+    told = settings().records and len(known) <= MOST_SURVEYED_MESSAGES
+    of_queues = {
+        queue: WaitingMessages(count=count, delayed=max(count - failed[queue], 0) if told else None)
+        for queue, count in queued.items()
+    }
+    due = [(queue, at) for queue, at in known if at is not None and at > now]
+    elsewhere = sum(queue not in counted for queue, _at in due)
+    every = WaitingMessages(
         count=queued.total() + elsewhere,
+        delayed=sum(one.delayed or 0 for one in of_queues.values()) if told else None,
         at_least=elsewhere > MOST_SURVEYED_MESSAGES,
-        next=known[0][1] if known else None,
+        next=due[0][1] if due else None,
     )
+    return every, of_queues
 
 
 def waiting_by_home(levels: Sequence[Level]) -> Counter[str]:

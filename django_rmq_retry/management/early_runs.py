@@ -68,7 +68,15 @@ def send_waiting(command: RmqCommand, options: Options) -> Exit:
     _say_stopped(command, queue, options)
     question = f"Send {plural(found.count, 'waiting message')} of {queue} now?"
     confirm_number(command, found.count, question, {**options, "ids": options["key"]})
-    run = early_runs.start(queue, Actor.of_shell(), chosen, count=found.count, wanted=wanted, reason=options["reason"])
+    run = early_runs.start(
+        queue,
+        Actor.of_shell(),
+        chosen,
+        count=found.count,
+        delayed=found.delayed,
+        wanted=wanted,
+        reason=options["reason"],
+    )
     return report_run(command, run, options, Exit.DONE) if options["no_wait"] else follow(command, run, options)
 
 
@@ -78,7 +86,7 @@ def _preview(command: RmqCommand, found: WaitingReport, chosen: RequeueOptions, 
             {"error": one.error, "count": one.count, "first_due": utc(one.first), "last_due": utc(one.last)}
             for one in found.causes
         ]
-        facts = {"queue": found.queue, "waiting": found.count, "not_seen": found.not_seen}
+        facts = {"queue": found.queue, "waiting": found.count, "delayed": found.delayed, "not_seen": found.not_seen}
         command.document("queue_send_waiting/1", **facts, causes=causes)
         return
     out = command.line if options["dry_run"] else command.say
@@ -87,6 +95,8 @@ def _preview(command: RmqCommand, found: WaitingReport, chosen: RequeueOptions, 
         first, last = clock(one.first, terminal=terminal), clock(one.last, terminal=terminal)
         due = f"due {first}" if one.count == 1 else f"due {first} to {last}"
         out(f"  {one.count} {one.error or 'without an error'}, {due}")
+    if found.delayed:
+        out(f"  {plural(found.delayed, 'other message')} published with a delay, not sent before the time")
     if found.not_seen:
         command.say(found.not_seen)
     if found.count > 1:

@@ -16,8 +16,10 @@ from django_rmq_retry.amqp.inspection import counted
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.amqp.withdrawal import WayBack, Withdrawal, Withdrawn
 from django_rmq_retry.attempts.history import waiting
+from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.business_keys import readable_keys
+from django_rmq_retry.handlers.layout import waiting_queues_of
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.messages.identity import attempt_identity
 from django_rmq_retry.messages.message import message_id
@@ -26,6 +28,7 @@ from django_rmq_retry.models import Attempt, ErrorGroup
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.operators import NothingChosen, Refused
 from django_rmq_retry.policies.carriers import Carrier, Native
+from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.statements import in_slices
 from django_rmq_retry.topology.declarations import QueueDeclaration, Role
 from django_rmq_retry.wording import number
@@ -90,6 +93,8 @@ class WaitingReport:
     count: int
     causes: tuple[RetryCause, ...]
     """By their last attempts; empty if no attempts are recorded."""
+    delayed: int | None = None
+    """The other messages of their waiting queues, which were published with a delay; None if that is not known."""
     not_seen: str = ""
     """A sentence if others wait behind those that were looked at."""
 
@@ -123,15 +128,23 @@ def report(session: Session, queue: str, wanted: RetryFilter) -> WaitingReport:
     """Return how many retries wait, and why. With conditions that only the messages show, it looks at them."""
     ways = ways_back(queue)
     now = database_clock.now(records_alias())
-    rows = waiting(now, overdue=timedelta(0)).filter(queue=queue)
+    rows = waiting(now, overdue=timedelta(0)).filter(queue=queue, verdict=Kind.RETRY.value)
     if wanted.key:
         identities, not_seen = _looked_for(session, ways, wanted)
         known = [row for some in in_slices(list(identities), READ_AT_ONCE) for row in rows.filter(identity__in=some)]
         return WaitingReport(queue=queue, count=len(identities), causes=_causes_of(known), not_seen=not_seen)
     causes = _counted(_narrowed(rows, wanted))
-    held = [counted(session, None, way.queue) for way in ways]
-    count = sum(cause.count for cause in causes) if wanted else sum(one.ready for one in held if one is not None)
-    return WaitingReport(queue=queue, count=count, causes=causes)
+    recorded = sum(cause.count for cause in causes)
+    if wanted:
+        return WaitingReport(queue=queue, count=recorded, causes=causes)
+    counts = [counted(session, None, way.queue) for way in ways]
+    held = sum(one.ready for one in counts if one is not None)
+    if not settings().records:
+        return WaitingReport(queue=queue, count=held, causes=causes)
+    retries = min(held, recorded)
+    return WaitingReport(
+        queue=queue, count=retries, causes=causes, delayed=None if _shared(queue, ways) else held - retries
+    )
 
 
 def waiting_for(group: ErrorGroup) -> list[tuple[str, int]]:
@@ -139,6 +152,12 @@ def waiting_for(group: ErrorGroup) -> list[tuple[str, int]]:
     rows = waiting(database_clock.now(records_alias()), overdue=timedelta(0)).filter(fingerprint=group.fingerprint)
     found = rows.order_by().values_list("queue").annotate(count=Count("pk")).order_by("-count", "queue")
     return [(queue, count) for queue, count in found if _can_send(queue)]
+
+
+def _shared(queue: str, ways: Sequence[WayBack]) -> bool:
+    """True if retries of another work queue wait in the same waiting queues."""
+    names = {way.queue for way in ways}
+    return any(names & waiting_queues_of(one) for one in registry.work_queues() if one.queue.name != queue)
 
 
 def _can_send(queue: str) -> bool:

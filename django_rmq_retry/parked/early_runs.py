@@ -19,11 +19,13 @@ def start(
     options: RequeueOptions = DEFAULT_OPTIONS,
     *,
     count: int,
+    delayed: int | None = None,
     wanted: RetryFilter | None = None,
     reason: str = "",
 ) -> RequeueRun:
     """Start a run that sends the waiting retries of a work queue; any driver sends them, nothing is sent yet.
 
+    ``delayed`` is the number of the messages that wait beside them because they were published so; the run names it.
     Of the options it takes the rate, the guard and the canary: where and in which order the retries go is decided by
     their waiting queues.
     """
@@ -47,7 +49,12 @@ def start(
         source=actor.source,
         reason=short(reason, COLUMN_BYTES),
         retries_of=queue,
-        selection={"filter": {"queue": queue, **wanted.facts()}, "as_of": now.isoformat(), "count": count},
+        selection={
+            "filter": {"queue": queue, **wanted.facts()},
+            "as_of": now.isoformat(),
+            "count": count,
+            "delayed": delayed,
+        },
         description=short(queue, COLUMN_BYTES),
         rate=float(options.rate),
         stop_at=options.guard,

@@ -120,6 +120,17 @@ def attempt(of: ParkedMessage, number: int = 1, *, at: datetime | None = None, *
     return Attempt.objects.create(**(values | fields))
 
 
+def waiting_retries(queue: str, count: int) -> None:
+    """Attempts after which as many messages wait for their retry."""
+    now = timezone.now()
+    for number in range(count):
+        Attempt.objects.create(
+            identity=f"waits {queue} {number}", queue=queue, handler=queue, message_id=str(number), number=1,
+            started_at=now, seconds=0.1, verdict="retry", wait=600, next_at=now + timedelta(minutes=10),
+            error="GatewayTimeout", host="h", pid=1, thread="t",
+        )  # fmt: skip
+
+
 def person(name: str, *permissions: str, superuser: bool = False) -> User:
     """A staff user with these permissions of the app."""
     made = User.objects.create(username=name, is_staff=True, is_superuser=superuser)

@@ -114,6 +114,7 @@ def test_a_handler_is_one_row_with_all_that_its_queues_hold(page: Client, monkey
     made.broker_seen(
         monkeypatch, *queues("transfer", ready=3, waiting=7, quarantine=1, parked=2), *queues("card", ready=1)
     )
+    made.waiting_retries("transfer", 7)
     for state in (State.PARKED, State.PARKED, State.ON_HOLD, State.PROCESSED):
         made.message(queue="transfer", state=state)
     content = page.get(f"{ADMIN}livestatus/").content.decode().partition("rmq-levels")[2]

@@ -122,8 +122,9 @@ def test_what_waits_in_an_abandoned_waiting_queue_counts_on_both_pages(
     work = Level(queue=QUEUE, role=Role.WORK, ready=0, consumers=1)
     abandoned = Level(queue=f"{QUEUE}.retry.9m", role=Role.WAITING, ready=3, consumers=0, abandoned=True, home=QUEUE)
     made.broker_seen(monkeypatch, work, abandoned)
+    made.waiting_retries(QUEUE, 3)
 
-    assert "Send the 3 waiting now…" in Page(page.get(QUEUES)).text
+    assert "Send the 3 waiting retries now…" in Page(page.get(QUEUES)).text
     assert "Waiting until due 3" in Page(page.get(STATUS)).text
 
 

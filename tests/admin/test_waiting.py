@@ -25,6 +25,7 @@ from tests.operators.made import ANN
 
 pytestmark = pytest.mark.django_db
 QUEUES = "/admin/rmq_retry/queuecontrol/"
+STATUS = "/admin/rmq_retry/livestatus/"
 WAITING = "/admin/rmq_retry/requeuerun/waiting/"
 EVIL = "<script>alert(1)</script>\u202e"
 
@@ -48,7 +49,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[RetryFilter]:
     return asked
 
 
-def seen(monkeypatch: pytest.MonkeyPatch, *, waiting: int) -> None:
+def seen(monkeypatch: pytest.MonkeyPatch, *, waiting: int, retries: int) -> None:
+    made.waiting_retries(QUEUE, retries)
     levels = [Level(queue=QUEUE, role=Role.WORK, ready=0, consumers=1)]
     rungs = [name for name, one in registry.topology().queues.items() if one.role is Role.WAITING]
     levels += [Level(queue=name, role=Role.WAITING, ready=waiting if name == rungs[0] else 0) for name in rungs]
@@ -59,8 +61,8 @@ def seen(monkeypatch: pytest.MonkeyPatch, *, waiting: int) -> None:
 def test_what_waits_is_sent_in_two_clicks_and_the_audit_log_has_it(
     page: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen(monkeypatch, waiting=40)
-    link = Page(page.get(QUEUES)).links["Send the 40 waiting now…"]
+    seen(monkeypatch, waiting=40, retries=40)
+    link = Page(page.get(QUEUES)).links["Send the 40 waiting retries now…"]
     preview = page.get(link)
     run_page = press(page, preview, "Send 40 retries now", reason="the bank is back", rate="5")
 
@@ -76,6 +78,50 @@ def test_what_waits_is_sent_in_two_clicks_and_the_audit_log_has_it(
         40,
         run.pk,
     )
+
+
+def test_messages_published_with_a_delay_are_no_retries_on_any_page(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page called them retries, offered to send them, and then none was sent."""
+    seen(monkeypatch, waiting=7, retries=3)
+    shown = Page(page.get(QUEUES))
+
+    assert "Send the 3 waiting retries now…" in shown.links
+    assert "· 4 published with a delay" in shown.text
+    assert "Waiting until due 7 3 retries · 4 published with a delay" in Page(page.get(STATUS)).text
+
+
+def test_no_page_offers_to_send_what_only_waits_for_its_delay(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen(monkeypatch, waiting=7, retries=0)
+    answers = page.get(QUEUES), page.get(STATUS)
+
+    assert all("7 published with a delay" in Page(one).text for one in answers)
+    assert not any(WAITING in one.content.decode() for one in answers)
+
+
+def test_without_recorded_attempts_no_page_claims_to_know_which_are_retries(
+    page: Client, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "RECORDS": False}
+    seen(monkeypatch, waiting=7, retries=0)
+    shown = Page(page.get(QUEUES))
+
+    assert "Send waiting retries now…" in shown.links
+    assert "published with a delay" not in shown.text
+
+
+def test_preview_and_run_name_the_delayed_messages_that_they_do_not_send(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = WaitingReport(queue=QUEUE, count=3, causes=(), delayed=4)
+    monkeypatch.setattr(early_form, "_ask_broker", lambda _wish: (found, "", ""))
+    preview = page.get(WAITING, {"queue": QUEUE})
+    run_page = press(page, preview, "Send 3 retries now")
+
+    said = "4 other messages wait there because they were published with a delay. They are not sent before their time."
+    assert said in Page(preview).text
+    assert "4 messages that were published with a delay waited there, too; they are not part of" in Page(run_page).text
 
 
 @pytest.mark.usefixtures("waits")
@@ -120,7 +166,7 @@ def test_an_error_group_leads_to_the_retries_that_wait_because_of_it(page: Clien
         made.attempt(one, at=now, identity=f"i{number}", queue=queue, fingerprint=group.fingerprint, next_at=due)
     address = f"/admin/rmq_retry/errorgroup/{group.pk}/change/"
     found = Page(page.get(address))
-    page.get(found.links["Send the 2 waiting now…"])
+    page.get(found.links["Send the 2 waiting retries now…"])
     viewer = client_of(made.person("viewer", "view_errorgroup", "view_parkedmessage"))
 
     assert waits == [RetryFilter(group=(group.pk,))]
@@ -170,7 +216,7 @@ def test_retries_that_wait_in_their_consumer_are_refused_in_words(page: Client) 
 
 @pytest.mark.usefixtures("waits")
 def test_who_may_not_send_sees_how_many_wait_and_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen(monkeypatch, waiting=40)
+    seen(monkeypatch, waiting=40, retries=40)
     client = client_of(made.person("viewer", "view_queuecontrol", "view_requeuerun"))
     text = Page(client.get(QUEUES)).text
 

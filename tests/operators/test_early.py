@@ -274,6 +274,23 @@ def test_retries_that_runs_held_and_put_back_arrive_without_a_suspicion(made: Ma
     assert {int(headers.get("x-delivery-count", 0)) for _, headers, *_ in arrived(amqp, 5)} == {0}
 
 
+def test_what_was_published_with_a_delay_is_counted_apart_from_the_retries(made: Made, amqp: BlockingChannel) -> None:
+    charge = made()
+    failed(amqp, "a", "b", "c")
+    for name in ("x", "y"):
+        charge.publish({"key": name}, delay=WAITS_SECONDS)
+    has(amqp, WAITING, 5)
+    with broker_connections.connections.session(purpose="test", patience=10) as session:
+        assert session is not None
+        found = report(session, WORK, RetryFilter())
+    assert (found.count, found.delayed) == (3, 2)
+
+    run = sent(early_runs.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=3, delayed=2))
+
+    assert (run.total, run.sent, run.left_out) == (3, 3, 0)
+    has(amqp, WAITING, 2)
+
+
 @EACH_KIND
 def test_looking_often_sends_nothing_early_and_keeps_the_order(made: Made, amqp: BlockingChannel) -> None:
     """RabbitMQ 4.0 gives up a quorum queue's message at the 21st return, and 3.10 puts it at the end."""
