@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext
 
 from django_rmq_retry import database_clock
+from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.contents import body_of, heading_of
 from django_rmq_retry.admin.labels import LONGEST_KEY, cut_line, labelled, one_short_line, tick
 from django_rmq_retry.admin.message_list import CappedPaginator
@@ -67,10 +68,18 @@ def said_of(row: OutboxMessage) -> str:
     if not row.error.startswith(NO_ROUTE):
         return row.error
     if row.exchange:
-        text = _("No queue takes “%(key)s” from the exchange “%(exchange)s” (%(answer)s)")
+        text = _("No queue took “%(key)s” from the exchange “%(exchange)s” (%(answer)s)")
     else:
-        text = _("No queue takes “%(key)s” (%(answer)s)")
+        text = _("No queue took “%(key)s” (%(answer)s)")
     return text % {"key": row.routing_key, "exchange": row.exchange, "answer": row.error}
+
+
+def _declared_since(row: OutboxMessage) -> bool:
+    """Return True if the queue that did not exist when the row was sent exists now."""
+    if row.exchange or not row.error.startswith(NO_ROUTE):
+        return False
+    level = broker_look.look().level(row.routing_key)
+    return level is not None and not level.missing
 
 
 def target_of(row: OutboxMessage) -> str:
@@ -199,6 +208,7 @@ class OutboxMessageAdmin(Pages):
             business_keys=[] if why_withheld else keys_of(row, bytes(row.body)),
             state=state_of(row),
             said=said_of(row),
+            declared_since=_declared_since(row),
             why_withheld=why_withheld,
             buttons=self._buttons(request, row),
             **contents,

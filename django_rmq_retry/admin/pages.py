@@ -39,7 +39,7 @@ View = Callable[Concatenate[Any, HttpRequest, P], HttpResponseBase]
 """A method of a page, or a function that takes the page first."""
 DATABASE_ANSWER_SECONDS = 6.0
 """Seconds for which a page waits for the first answer of its database."""
-CLOCK = "Rmq-Clock"
+AWAY, CLOCK = "Rmq-Away", "Rmq-Clock"
 AGAIN_SECONDS = 5
 """Seconds after which a page loads again that had none."""
 MOST_POSTED_BYTES = 10 * 1024 * 1024
@@ -188,6 +188,8 @@ def _without_a_database(view: Callable[..., HttpResponseBase]) -> Callable[..., 
             known = {"request": request, "rmq_environment": settings().operators.environment}
             text = render_to_string(f"{FOLDER}/database_away.html", {**known, "at": timezone.now(), "again": again})
             missing = HttpResponse(text, status=503)
+            # By this the script knows that the web server is not what does not answer.
+            missing[AWAY] = "database"
             if again:
                 # Works without scripts too. After an act its user decides what is done next.
                 missing["Refresh"] = str(AGAIN_SECONDS)

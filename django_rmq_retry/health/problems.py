@@ -319,7 +319,7 @@ def in_outbox(outbox: PendingRows, now: datetime, limits: Limits) -> Iterator[Pr
     """Yield failed messages of the outbox, and overdue ones."""
     if outbox.failed:
         answer = outbox.failed_answer.strip().removesuffix(".")
-        reason = _("No queue takes them (%(answer)s). They wait until it is declared and somebody sends them again.")
+        reason = _("No queue took them (%(answer)s). They wait until somebody sends them again, once it is declared.")
         if outbox.untaken < outbox.failed:
             reason = _(
                 "The broker did not take the oldest of them: %(answer)s. They wait until somebody sends them again or "

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from django_rmq_retry import Delivery, Message, handler, parked
 from django_rmq_retry.admin.action_facts import name_in_words
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.markup import NOTHING
 from django_rmq_retry.models import (
     Action,
@@ -30,6 +31,7 @@ from django_rmq_retry.parked.edit import propose, store
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.testing import isolated_handlers
+from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import client_of, is_north, operating
 from tests.admin.looking import Page, address_of, follow, press
@@ -675,8 +677,22 @@ def test_the_outbox_says_which_payment_waits_and_what_the_broker_answers(page: C
     assert "ORD-7" in listed
     assert "payment.order" in listed
     assert "refused 10 attempts, next in 40 min" in listed
-    assert "No queue takes “payments.slow” (312 NO_ROUTE)" in listed
-    assert "No queue takes “payments.nowhere” from the exchange “bank”" in Page(page.get(OUTBOX)).text
+    assert "No queue took “payments.slow” (312 NO_ROUTE)" in listed
+    assert "No queue took “payments.nowhere” from the exchange “bank”" in Page(page.get(OUTBOX)).text
+
+
+def test_a_message_whose_queue_was_declared_since_can_be_sent_again(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said "No queue takes them" after the queue had been declared."""
+    row = refused_row()
+    level = Level(queue="payments.slow", role=Role.WORK, ready=0, consumers=1)
+    said = []
+    for now in (replace(level, missing=True), level):
+        made.broker_seen(monkeypatch, now)
+        said.append("Queue payments.slow exists by now" in Page(page.get(f"{OUTBOX}{row.pk}/change/")).text)
+
+    assert said == [False, True]
 
 
 @pytest.mark.usefixtures("keyed")

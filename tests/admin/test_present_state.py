@@ -520,6 +520,7 @@ def test_a_database_that_is_away_is_said_on_a_page_of_its_own(page: Client, name
         page.get(f"{ADMIN}{name}/")
 
     assert (asked.status_code, acted.status_code) == (503, 503)
+    assert asked["Rmq-Away"] == "database"
     assert "The database does not answer" in Page(asked).text
     assert Page(asked).links["Load the page again"] == f"{ADMIN}{name}/"
     unknown = "It is not known whether your last action was done."

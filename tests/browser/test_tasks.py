@@ -362,6 +362,17 @@ def test_a_page_whose_server_is_silent_says_at_its_top_since_when_it_is_old(sit:
     assert said["y"] + said["height"] <= live["y"]
 
 
+def test_a_page_whose_database_is_away_names_the_database_and_not_the_server(sit: Sit) -> None:
+    lead = sit()
+    lead.go("/admin/rmq_retry/livestatus/")
+    missing = {"status": 503, "headers": {"Rmq-Away": "database"}, "body": "The database does not answer"}
+    lead.page.route("**/*fragment=1*", lambda route: route.fulfill(**missing))
+    lead.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    lead.page.get_by_text(re.compile(r"as of .*\d: the database does not answer")).wait_for()
+
+    assert lead.page.get_by_text("the server does not answer").count() == 0
+
+
 def test_a_page_whose_server_hangs_says_so_after_one_miss(sit: Sit) -> None:
     """T11: an update had no timeout, and three had to fail."""
     lead = sit()

@@ -692,7 +692,7 @@ def test_failed_messages_of_the_outbox_say_what_can_be_done_for_them() -> None:
     [large] = needs(surveyed(outbox=PendingRows(**facts, failed_answer="200 bytes are above 100.", untaken=1)), [])
 
     wait = "They wait until"
-    assert unrouted.why == f"No queue takes them (312 NO_ROUTE). {wait} it is declared and somebody sends them again."
+    assert unrouted.why == f"No queue took them (312 NO_ROUTE). {wait} somebody sends them again, once it is declared."
     assert large.why == (
         "The broker did not take the oldest of them: 200 bytes are above 100. "
         f"{wait} somebody sends them again or discards them."

@@ -28,8 +28,10 @@
       const token = $("[name=csrfmiddlewaretoken]");
       Object.assign(asked, { method: "POST", headers: { ...asked.headers, "X-CSRFToken": token ? token.value : "" } });
     }
+    let stale = "textStale";
     try {
       const answer = await fetch(address, asked);
+      if (answer.headers.get("Rmq-Away") === "database") stale = "textDatabase";
       if (answer.redirected || answer.status === 401 || answer.status === 403) { paused = true; return say(pulse ? pulse.dataset.textSignedOut : ""); }
       if (!answer.ok) throw new Error(String(answer.status));
       const text = await answer.text();
@@ -43,7 +45,7 @@
     } catch {
       missed += 1;
       live.classList.add("rmq-stale");
-      if (pulse) { pulse.hidden = false; say(pulse.dataset.textStale.replace("TIME", seen)); }
+      if (pulse) { pulse.hidden = false; say(pulse.dataset[stale].replace("TIME", seen)); }
       later(Math.min(usual() * 2 ** missed, 60000));
     }
   }
