@@ -83,10 +83,13 @@ class _Window:
             return replace(self._seen or Look(at=_now()), late=True)
 
     def glimpse(self) -> Look:
-        """Return the last look without waiting if it is not too old; a newer one is then ready for the next page."""
+        """Return the last look without waiting if it is not too old; a newer one is then ready for the next page.
+
+        One in vain is soon too old: the broker may be back, and no page may say that it is away.
+        """
         with self._lock:
             late = time.monotonic() - self._until
-            if self._seen is not None and late < KNOWN_SECONDS:
+            if self._seen is not None and late < (0 if self._seen.away else KNOWN_SECONDS):
                 if late >= 0:
                     self._begin()
                 return self._seen
@@ -142,4 +145,4 @@ forget = _window.forget
 def retries_seen() -> int:
     """Return how many messages wait until they are due, as the live status counts them: their keys are not known."""
     seen = glimpse()
-    return waiting_messages((seen.last or seen).levels, database_clock.now(records_alias()))[0].count
+    return waiting_messages((seen.last or seen).levels, database_clock.now(records_alias()))[0].count or 0

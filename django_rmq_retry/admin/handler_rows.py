@@ -8,6 +8,7 @@ from django.utils.translation import gettext_lazy
 
 from django_rmq_retry.admin import labels
 from django_rmq_retry.admin.queues import StoppedBadge, badge
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.health.condition import Condition
@@ -82,6 +83,11 @@ def homes(judged: Iterable[Judged]) -> dict[str, list[Judged]]:
         queue = one.level.queue
         found.setdefault(one.level.home or known.get(queue, queue), []).append(one)
     return found
+
+
+def unseen() -> list[Judged]:
+    """Return the queues of all handlers while the broker has not told of any."""
+    return [Judged(level=Level(queue=one.queue.name, role=Role.WORK), problems=()) for one in registry.work_queues()]
 
 
 def handler_rows(
@@ -159,7 +165,8 @@ def _amounts(home: str, queues: Sequence[Judged], recorded: int) -> Amounts:
     unacked = [one.level.unacked for one in queues if one.level.unacked is not None]
     amounts["unacked"] = sum(unacked) if unacked else None
     for role, name in FOLDED.items():
-        others = [one.level for one in queues if one.level.role is role and one.level is not main]
-        amounts[name] = sum(level.ready or 0 for level in others)
+        others = [one.level.ready for one in queues if one.level.role is role and one.level is not main]
+        known = [ready for ready in others if ready is not None]
+        amounts[name] = sum(known) if known or (main.ready is not None and not others) else None
     amounts["parked"] = (amounts["parked"] or 0) + recorded
     return amounts

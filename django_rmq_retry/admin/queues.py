@@ -134,7 +134,7 @@ class QueueRow:
     ) -> "QueueRow":
         level, known = found.level if found else None, [found] if found else []
         condition = Condition.of(
-            known, stopped=stopped is not None, halt=halt, current=current, waiting=waiting.count, parked=parked
+            known, stopped=stopped is not None, halt=halt, current=current, waiting=waiting.count or 0, parked=parked
         )
         badges = [(stopped.kind, stopped.sign, stopped.label)] if stopped else []
         if found and condition is Condition.FAULTY:

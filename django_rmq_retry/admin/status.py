@@ -142,7 +142,7 @@ class LiveStatusAdmin(Pages):
         health = _health(known, seen)
         states, read = [state_of(one) for one in known.stopped], queues_read(known.processes, known.at)
         stopped = StoppedQueues.of_states(states, known.at.timestamp(), read)
-        homes = handler_rows.homes(health.judged)
+        homes = handler_rows.homes(health.judged or handler_rows.unseen())
         current = not (seen.unreachable or seen.late)
         waiting, of_queues = waiting_messages(shown.levels, known.at)
         rows = handler_rows.handler_rows(

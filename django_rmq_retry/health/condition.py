@@ -108,7 +108,8 @@ STOPPED_BY: Mapping[Flow, tuple[str, Any]] = {
 class WaitingMessages:
     """The messages that wait until they are due: retries, and what was published with a delay."""
 
-    count: int
+    count: int | None
+    """None if the broker has not told of its queues, and no retry is recorded."""
     delayed: int | None
     """Those that are no retries; None if it is not known which of them are."""
     at_least: bool = False
@@ -119,7 +120,7 @@ class WaitingMessages:
     @property
     def retries(self) -> int:
         """The number of retries; if it is not known, of all."""
-        return self.count - (self.delayed or 0)
+        return (self.count or 0) - (self.delayed or 0)
 
     @property
     def unknown(self) -> bool:
@@ -148,7 +149,7 @@ def waiting_messages(levels: Sequence[Level], now: datetime) -> tuple[WaitingMes
     due = [(queue, at) for queue, at in known if at is not None and at > now]
     elsewhere = sum(queue not in counted for queue, _at in due)
     every = WaitingMessages(
-        count=queued.total() + elsewhere,
+        count=queued.total() + elsewhere if levels or elsewhere else None,
         delayed=sum(one.delayed or 0 for one in of_queues.values()) if told else None,
         at_least=elsewhere > MOST_SURVEYED_MESSAGES,
         next=due[0][1] if due else None,

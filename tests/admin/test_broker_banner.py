@@ -115,6 +115,33 @@ def test_the_banner_says_since_when_no_consumer_reaches_the_broker(
     ]
 
 
+def test_the_first_page_after_the_broker_is_back_is_true(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said "No connection" for a minute: the process had looked once, during the outage."""
+    away = iter([True, False])
+
+    def asked(_known: object) -> broker_look.Look:
+        if next(away):
+            raise OSError("connection refused")
+        return broker_look.Look(at=timezone.now())
+
+    monkeypatch.setattr(broker_look, "_ask_broker", asked)
+    monkeypatch.setattr(broker_look, "FRESH_LOOK_SECONDS", 0.0)
+    told = [Page(page.get("/admin/rmq_retry/errorgroup/")).text for _ in range(2)]
+
+    assert ["connection refused" in one for one in told] == [True, False]
+
+
+def test_what_the_broker_has_not_told_is_no_number(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A web server that was started during an outage showed "Waiting until due 0", and no queues "as of" now."""
+    made.broker_seen(monkeypatch, away="connection refused")
+    text = Page(page.get("/admin/rmq_retry/livestatus/")).text
+
+    assert f"Waiting until due {markup.NOTHING} " in text
+    assert "The queues are not known yet" in text
+    assert "shown as of" not in text
+    assert f"payments.main transfer Ready {markup.NOTHING} " in text
+
+
 def test_status_doctor_and_alerts_know_the_same_time_of_an_outage() -> None:
     lost = timezone.now() - timedelta(minutes=11)
     made.consumer(connected=False, lost_at=lost)
