@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_
 from django_rmq_retry.markup import NOTHING, badge, counted, name, time_ago, visible
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, ErrorGroup, GatedAct, OperatorAction, ParkedMessage, State
+from django_rmq_retry.models import Action, ErrorGroup, GatedAct, ItemReason, OperatorAction, ParkedMessage, State
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text, resolution_text
 from django_rmq_retry.parked.selection import EXCEPT, FIELDS, LISTED, group_numbers, worth_saying
 from django_rmq_retry.topology.declarations import Role
@@ -98,9 +98,17 @@ def _value(name: str, value: Any) -> str:
         return minute(at)
     if name in (LISTED, EXCEPT):
         return counted(ngettext("%(count)d key", "%(count)d keys", value["count"]), count=value["count"])
+    if name == "left_out_of_run":
+        return left_out_text(str(value))
     several = value if isinstance(value, (list, tuple)) else [value]
     choices = {"state": dict(State.choices), "reason": REASON_TEXTS}.get(name, {})
     return ", ".join(str(choices.get(one, one)) for one in several)
+
+
+def left_out_text(value: str) -> str:
+    """Return a filter for what a requeue run left out in words: 12, or 12 and the reason."""
+    run, _colon, code = value.partition(":")
+    return " · ".join(filter(None, (run, str(dict(ItemReason.choices).get(code, code)))))
 
 
 def tick(row: Model) -> SafeString:

@@ -21,7 +21,7 @@ from django.utils.translation import gettext_lazy, npgettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin.broker_look import retries_seen
-from django_rmq_retry.admin.labels import LEFT_OUT, marks
+from django_rmq_retry.admin.labels import LEFT_OUT, left_out_text, marks
 from django_rmq_retry.admin.pages import Pages, refusal, requires
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
@@ -156,6 +156,17 @@ class ByGroup(Word):
         return ((chosen, ", ".join(str(groups.get(number, f"#{number}")) for number in numbers)),) if numbers else ()
 
 
+class ByLeftOut(Word):
+    """The messages that a requeue run left out, which a link of its page sets; with the reason if it names one."""
+
+    title = FIELDS["left_out_of_run"].label
+    parameter_name = "left_out_of_run"
+
+    def known(self) -> Iterable[tuple[str, Any]]:
+        chosen = self.request.GET.get("left_out_of_run", "")
+        return ((chosen, left_out_text(chosen)),) if chosen else ()
+
+
 def _queues() -> Iterator[tuple[str, Any]]:
     names = {work_queue.queue.name for work_queue in registry.work_queues()} | set(settings().parked_queues)
     return ((name, name) for name in sorted(names | queues_with_records()) if "*" not in name)
@@ -183,9 +194,12 @@ FILTERS = (
     ByParkedBefore,
     ByGroup,
     _by("handler", gettext_lazy("handler")),
+    _by("error", FIELDS["error"].label),
     _by("processed_of_run", FIELDS["processed_of_run"].label),
     _by("handled_twice_of_run", FIELDS["handled_twice_of_run"].label),
     _by("failed_of_run", FIELDS["failed_of_run"].label),
+    _by("waiting_of_run", FIELDS["waiting_of_run"].label),
+    ByLeftOut,
     _by("unsent_of_run", FIELDS["unsent_of_run"].label),
 )
 

@@ -1,27 +1,29 @@
 """The admin of requeue runs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import Count, QuerySet
 from django.db.transaction import non_atomic_requests
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.defaultfilters import floatformat
 from django.urls import URLPattern
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 from django.views.decorators.http import require_POST
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.admin import broker_look, early_form, exports, labels, requeue_form, steering
+from django_rmq_retry.admin import broker_look, early_form, exports, labels, requeue_form, run_outcomes, steering
 from django_rmq_retry.admin.cards import names_of
 from django_rmq_retry.admin.labels import column, cut_line, labelled
 from django_rmq_retry.admin.pages import Button, Pages, refusal, requires
+from django_rmq_retry.admin.run_outcomes import MOST_ITEMS, Failures
 from django_rmq_retry.admin.run_state import run_badge, run_outcome, waits_for_broker
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.health.processes import any_alive
@@ -30,7 +32,6 @@ from django_rmq_retry.models import (
     Action,
     EarlyRetry,
     ErrorGroup,
-    ItemReason,
     ItemState,
     OperatorAction,
     RequeueItem,
@@ -39,7 +40,6 @@ from django_rmq_retry.models import (
     RunWait,
 )
 from django_rmq_retry.models.runs import MIN_OUTCOMES
-from django_rmq_retry.parked.claims import sent_by_others
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.items import MOST_UNSENT_COUNTED, OUTCOME_LIMIT, unsent_of_stopped
 from django_rmq_retry.parked.key_lists import keys_of, unmatched
@@ -55,8 +55,6 @@ PAGE_SLICE_SECONDS = 0.5
 """Seconds for which an open page sends in one request; the page then requests the next slice."""
 CLICK_SECONDS = 10.0
 """Seconds for which a page without JavaScript sends: there each slice is a click."""
-MOST_ITEMS = 50
-MOST_ERRORS = 10
 MOST_CAUSES_SHOWN = 5
 
 
@@ -94,7 +92,9 @@ class RequeueRunAdmin(Pages):
         lambda _self, run: labelled(_("Started"), time_minute(run.started_at))
     )
     ended = admin.display(description=gettext_lazy("Ended"))(lambda _self, run: labelled(_("Ended"), _ended(run)))
-    operator = admin.display(description=gettext_lazy("by"))(lambda _self, run: visible(run.by))
+    operator = admin.display(description=gettext_lazy("by"))(
+        lambda _self, run: labelled(capfirst(_("by")), visible(run.by))
+    )
     of_sent = column(RequeueRun, "sent", "total")
     of_processed = admin.display(description=gettext_lazy("processed"))(
         lambda _self, run: labelled(_("Processed"), _processed(run))
@@ -142,9 +142,8 @@ class RequeueRunAdmin(Pages):
         # Drivers without a connection pass the run round, so that one with a connection can have it.
         passed_round = run.wait == RunWait.BROKER_AWAY
         undriven = driven and (passed_round or run.leased_until is None or run.leased_until < now)
-        ended = RequeueItem.objects.filter(run=run).select_related("message", "message__group")
-        light = ended.defer("message__body", "message__properties").order_by("place")
         seen, left_out = broker_look.glimpse(), _keys_left_out(request, run)
+        failures = run_outcomes.failures(request, run)
         away, unattended = waits_for_broker(run, seen), driven and not any_alive()
         return self.page(
             request,
@@ -175,24 +174,24 @@ class RequeueRunAdmin(Pages):
             left=None if away or unattended else seconds_left(run),
             guard=_guard(run),
             waiting=run.sent - run.processed - run.failed,
-            buttons=self._buttons(request, run),
+            buttons=self._buttons(request, run, failures),
             took=_took(run),
             left_out=left_out,
             unmatched=_unmatched(request, left_out) if left_out else (),
-            errors=_errors(ended) if run.failed else (),
-            failed=_seen(request, light.filter(state=ItemState.FAILED)) if run.failed else (),
-            skipped=_skipped(request, run, light) if run.skipped else (),
-            retries=_failed_retries(request, run) if run.failed and run.retries_of else (),
+            failures=failures,
+            skipped=run_outcomes.left_out(request, run) if run.skipped else (),
+            retries=run_outcomes.failed_retries(request, run) if run.failed and run.retries_of else (),
             lists="" if run.retries_of or refusal(request, "view") else self.address("parkedmessage_changelist"),
             **activity(request, run=run.pk),
-            unsure=_seen(request, light.filter(state=ItemState.UNCONFIRMED)) if run.unconfirmed else (),
+            unsure=run_outcomes.unsure(request, run) if run.unconfirmed else (),
         )
 
-    def _buttons(self, request: HttpRequest, run: RequeueRun) -> list[Button]:
+    def _buttons(self, request: HttpRequest, run: RequeueRun, failures: Failures) -> list[Button]:
         buttons = steering.buttons(self, request, run)
-        if run.failed and not run.retries_of:
-            label = counted(_("Requeue the %(count)d that failed again…"), count=run.failed)
-            buttons.append(self._again(request, run, "failed_of_run", label, run.failed))
+        if failures.parked:
+            label = counted(_("Requeue the %(count)d that failed again…"), count=failures.parked)
+            again = self._again(request, run, "failed_of_run", label, failures.parked)
+            buttons.append(again if run.active else replace(again, kind="main"))
         if unsent := unsent_of_stopped(run):
             label = _("Requeue those that were not sent…")
             if unsent <= MOST_UNSENT_COUNTED:
@@ -232,24 +231,6 @@ def _first_processed(run: RequeueRun) -> RequeueItem | EarlyRetry | None:
     return min(done, key=lambda one: one.ended_at, default=None)
 
 
-def _seen(request: HttpRequest, items: QuerySet[RequeueItem] | list[RequeueItem]) -> list[RequeueItem]:
-    """Return the first items, without those whose message the user may not see."""
-    return [one for one in items[:MOST_ITEMS] if not refusal(request, "view", message=one.message)]
-
-
-def _failed_retries(request: HttpRequest, run: RequeueRun) -> list[EarlyRetry]:
-    """Return the first retries that failed again; none for a user for whom each message has to be checked."""
-    if has_own_rules(request.user):
-        return []
-    return list(EarlyRetry.objects.filter(run=run, state=ItemState.FAILED).order_by("pk")[:MOST_ITEMS])
-
-
-def _errors(items: QuerySet[RequeueItem]) -> list[tuple[str, int]]:
-    """Return the errors of the messages that failed again, each with its number of messages, the largest first."""
-    failed = items.filter(state=ItemState.FAILED).order_by().values_list("message__error")
-    return list(failed.annotate(count=Count("pk")).order_by("-count")[:MOST_ERRORS])
-
-
 def _keys_left_out(request: HttpRequest, run: RequeueRun) -> list[str]:
     """Return the keys whose messages the operator has left out; none for a user who may not see messages."""
     listed = run.selection.get("filter", {}).get(EXCEPT)
@@ -259,26 +240,6 @@ def _keys_left_out(request: HttpRequest, run: RequeueRun) -> list[str]:
 def _unmatched(request: HttpRequest, left_out: Sequence[str]) -> list[str]:
     """Return the first of the keys that match no message; none for a user for whom each message has to be checked."""
     return [] if has_own_rules(request.user) else unmatched(left_out)[:MOST_ITEMS]
-
-
-def _skipped(
-    request: HttpRequest, run: RequeueRun, items: QuerySet[RequeueItem]
-) -> list[tuple[str, int, list[RequeueItem]]]:
-    """Return each reason for which messages were left out, with their number and the first of them."""
-    skipped = items.filter(state=ItemState.SKIPPED)
-    counts = skipped.order_by().values_list("skip_code").annotate(count=Count("pk")).order_by("-count")
-    found = [(code, count, _seen(request, skipped.filter(skip_code=code))) for code, count in counts]
-    return [(_reason(run, code, rows), count, rows) for code, count, rows in found]
-
-
-def _reason(run: RequeueRun, code: str, items: list[RequeueItem]) -> str:
-    """Return the reason, with the other requeue runs if these sent the messages."""
-    if code != ItemReason.SENT_BEFORE:
-        return str(dict(ItemReason.choices).get(code, code))
-    others = set(sent_by_others(run, [one.message_id for one in items]).values())
-    text = _("Sent before by requeue run %(run)s of %(who)s.")
-    named = [text % {"run": one.pk, "who": one.who} for one in RequeueRun.objects.filter(pk__in=others).order_by("pk")]
-    return " ".join(named) or str(ItemReason.SENT_BEFORE.label)
 
 
 def _decided(run: RequeueRun) -> OperatorAction | None:

@@ -190,6 +190,12 @@ def _of_run(**outcome: Any) -> Callable[[Any], Q]:
     return lambda value: Q(Exists(RequeueItem.objects.filter(run=int(value), message=OuterRef("pk"), **outcome)))
 
 
+def _left_out(value: Any) -> Q:
+    """Match the messages that a requeue run left out, such as 12, or only those of one reason, such as 12:late."""
+    run, _colon, code = str(value).partition(":")
+    return _of_run(state=ItemState.SKIPPED, **({"skip_code": code} if code else {}))(run)
+
+
 def _listed(value: Any) -> Q:
     return Q(pk__in=_keys_of(value).filter(message__isnull=False).values("message"))
 
@@ -274,6 +280,10 @@ FIELDS: Mapping[str, Field] = {
         "that failed again in this requeue run",
     ),
     "processed_of_run": Field(_of_run(state=ItemState.PROCESSED), pgettext_lazy("filter", "processed in requeue run")),
+    "waiting_of_run": Field(
+        _of_run(state=ItemState.SENT), pgettext_lazy("filter", "without an outcome in requeue run")
+    ),
+    "left_out_of_run": Field(_left_out, pgettext_lazy("filter", "left out of requeue run")),
     "unsent_of_run": Field(
         _of_run(state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED),
         pgettext_lazy("filter", "not sent by requeue run"),

@@ -450,11 +450,12 @@ class TestTheProof:
         RequeueRun.objects.update(state="finished", sent=3, failed=3, **times)
         told = Page(page.get(f"{ADMIN}requeuerun/{run.pk}/change/"))
 
-        assert f"started {timezone.localtime(times['started_at']):%Y-%m-%d %H:%M:%S}" in told.text
-        assert f"ended {timezone.localtime(now):%Y-%m-%d %H:%M:%S} · took 1 min 6 s · by lead" in told.text
+        assert f"Started {timezone.localtime(times['started_at']):%Y-%m-%d %H:%M:%S} · by lead" in told.text
+        assert f"Ended {timezone.localtime(now):%Y-%m-%d %H:%M:%S} · took 1 min 6 s" in told.text
         assert told.links["1 left out by 1 key"] == "#rmq-left-out"
         assert "Keys left out by the operator PAY-0" in told.text
-        assert "Failed again 2 GatewayTimeout · 1 Declined" in told.text
+        assert "Failed again Now: 3 Parked 2 GatewayTimeout Show GatewayTimeout PAY-" in told.text
+        assert "1 Declined Show Declined PAY-" in told.text
 
     def test_leads_to_its_messages_by_outcome_and_names_who_paused_and_resumed_it(self, page: Client) -> None:
         rows = [made.message(business_key=f"PAY-{number}") for number in range(3)]

@@ -10,7 +10,7 @@ from django.utils import timezone
 from django.utils.translation import override
 
 from django_rmq_retry import Message
-from django_rmq_retry.models import ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
+from django_rmq_retry.models import ItemReason, ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked.key_lists import list_filter, store
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.run_steering import stop_run
@@ -436,3 +436,92 @@ def test_a_stopped_run_says_why_it_stood_still_and_not_to_resume_it(page: Client
     listed = Page(page.get(RUNS)).text
     assert "More messages failed again than the requeue run allows." in listed
     assert "resume or stop it" not in listed + shown(page, run)
+
+
+def ended_run(**fields: Any) -> RequeueRun:
+    """A finished run: two failed again and are parked, one was handled since; one was left out, one has no outcome."""
+    now = timezone.now()
+    times = {"started_at": now - timedelta(hours=3), "finished_at": now - timedelta(hours=2)}
+    run = run_of(state=RunState.FINISHED, sent=4, failed=3, skipped=1, total=5, **times, **fields)
+    items: list[tuple[str, ItemState, dict[str, Any], str]] = [
+        ("PAY-1", ItemState.FAILED, {"error": "GatewayDown"}, ""),
+        ("PAY-2", ItemState.FAILED, {"error": "GatewayDown"}, ""),
+        ("PAY-3", ItemState.FAILED, {"error": "NoFunds", "state": "processed"}, ""),
+        ("PAY-4", ItemState.SKIPPED, {}, ItemReason.LATE),
+        ("PAY-5", ItemState.SENT, {"state": "requeued"}, ""),
+    ]
+    for place, (key, state, known, code) in enumerate(items):
+        message = made.message(business_key=key, **known)
+        RequeueItem.objects.create(run=run, message=message, place=place, revision=1, state=state, skip_code=code)
+    return run
+
+
+def keys_on(client: Client, address: str) -> set[str]:
+    """The messages in the list at this address."""
+    return {row.business_key for row in client.get(address).context["cl"].result_list}
+
+
+def test_the_page_of_an_ended_run_says_when_by_whom_and_why(page: Client) -> None:
+    run = ended_run(reason="INC-553", approved_by="bob")
+    started, ended = (timezone.localtime(at) for at in (run.started_at, run.finished_at))
+    text = shown(page, run)
+
+    assert f"Started {started:%Y-%m-%d %H:%M:%S} · by ann, approved by bob" in text
+    assert f"Ended {ended:%Y-%m-%d %H:%M:%S} · took 1 h" in text
+    assert "Reason INC-553" in text
+    assert ("1 without an outcome" in text, "waiting for outcome" in text) == (True, False)
+
+
+def test_the_page_of_a_run_says_where_its_failures_are_now_and_requeues_those_still_parked(page: Client) -> None:
+    """It offered to requeue 70 the day after, of which another requeue run had sent 58."""
+    run = ended_run()
+    seen = Page(page.get(f"{RUNS}{run.pk}/change/"))
+    preview = page.get(seen.links["Requeue the 2 that failed again…"], follow=True)
+    discard_messages(ParkedMessage.objects.filter(state="parked").values_list("pk", flat=True))
+    later = shown(page, run)
+
+    assert "Now: 2 Parked · 1 Processed" in seen.text
+    assert "Requeue 2 messages" in Page(preview).text
+    assert "Now: 1 Processed · 2 Discarded" in later
+    assert "that failed again…" not in later
+
+
+@pytest.mark.database
+def test_the_page_of_a_run_leads_to_the_messages_of_each_outcome(page: Client) -> None:
+    run = ended_run()
+    links = Page(page.get(f"{RUNS}{run.pk}/change/")).links
+    late = f"Show {ItemReason.LATE.label}"
+    listed = Page(page.get(links[late])).text
+
+    shows = [said for said in links if said.startswith("Show ") and "#" not in links[said]]
+    assert {said: keys_on(page, links[said]) for said in ["Parked", *shows]} == {
+        "Parked": {"PAY-1", "PAY-2"},
+        "Show Failed again": {"PAY-1", "PAY-2", "PAY-3"},
+        "Show GatewayDown": {"PAY-1", "PAY-2"},
+        "Show NoFunds": {"PAY-3"},
+        "Show Waiting for outcome": {"PAY-5"},
+        late: {"PAY-4"},
+    }
+    assert f"Left out of requeue run: {run.pk} · {ItemReason.LATE.label}" in listed
+
+
+def test_a_reason_of_many_messages_is_one_selection(page: Client) -> None:
+    run = ended_run()
+    other = made.message()
+    RequeueItem.objects.create(
+        run=run, message=other, place=9, revision=1, state=ItemState.SKIPPED, skip_code=ItemReason.LATE
+    )
+    ticked = {"action": "discard", "select_across": "1", "_selected_action": "1"}
+    address = f"/admin/rmq_retry/parkedmessage/?state=all&left_out_of_run={run.pk}:{ItemReason.LATE}"
+    asks = page.post(address, ticked, follow=True)
+
+    again = start(asks.context["selection"], BOB, reason="INC-553")
+
+    assert asks.context["count"] == 2
+    assert f"left out of requeue run {run.pk} · {ItemReason.LATE.label}" in shown(page, again)
+
+
+def test_the_list_of_runs_names_who_started_each_on_a_narrow_screen_too(page: Client) -> None:
+    run_of()
+
+    assert "By ann" in Page(page.get(RUNS)).text

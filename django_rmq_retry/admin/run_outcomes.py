@@ -1,0 +1,94 @@
+"""What became of the messages of a requeue run: which failed again and where they are now, and which it left out."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from django.db.models import Count, QuerySet
+from django.http import HttpRequest
+from django.utils.translation import gettext as _
+
+from django_rmq_retry.admin.pages import refusal
+from django_rmq_retry.models import EarlyRetry, ItemReason, ItemState, RequeueItem, RequeueRun, State
+from django_rmq_retry.parked.claims import sent_by_others
+from django_rmq_retry.parked.operators import has_own_rules
+
+MOST_ITEMS = 50
+MOST_ERRORS = 10
+
+
+class Alike(NamedTuple):
+    """Messages of a run that failed with one error, or were left out for one reason: their number and the first."""
+
+    code: str
+    text: str
+    number: int
+    items: list[RequeueItem]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """The messages of a run that failed again: by their errors, the largest first, and by their states now."""
+
+    errors: list[Alike] = field(default_factory=list)
+    now: dict[State, int] = field(default_factory=dict)
+
+    @property
+    def parked(self) -> int:
+        """Those that nobody has requeued, discarded or put on hold since."""
+        return self.now.get(State.PARKED, 0)
+
+
+def failures(request: HttpRequest, run: RequeueRun) -> Failures:
+    """Return the parked messages that failed again; none of a run of retries, whose messages the broker has."""
+    if not run.failed or run.retries_of:
+        return Failures()
+    failed = RequeueItem.objects.filter(run=run, state=ItemState.FAILED)
+    kinds = failed.order_by().values_list("message__error", "message__state").annotate(count=Count("pk"))
+    errors, now = Counter[str](), Counter[State]()
+    for error, state, count in kinds:
+        errors[error] += count
+        now[State(state)] += count
+    first = _first(request, failed)
+    shown = [
+        Alike(error, error, count, [one for one in first if one.message.error == error])
+        for error, count in errors.most_common(MOST_ERRORS)
+    ]
+    return Failures(errors=shown, now={state: now[state] for state in State if now[state]})
+
+
+def unsure(request: HttpRequest, run: RequeueRun) -> list[RequeueItem]:
+    """Return the first messages whose copies the broker did not confirm."""
+    return _first(request, RequeueItem.objects.filter(run=run, state=ItemState.UNCONFIRMED))
+
+
+def failed_retries(request: HttpRequest, run: RequeueRun) -> list[EarlyRetry]:
+    """Return the first retries that failed again; none for a user for whom each message has to be checked."""
+    if has_own_rules(request.user):
+        return []
+    return list(EarlyRetry.objects.filter(run=run, state=ItemState.FAILED).order_by("pk")[:MOST_ITEMS])
+
+
+def left_out(request: HttpRequest, run: RequeueRun) -> list[Alike]:
+    """Return each reason for which messages were left out, with their number and the first of them."""
+    skipped = RequeueItem.objects.filter(run=run, state=ItemState.SKIPPED)
+    counts = skipped.order_by().values_list("skip_code").annotate(count=Count("pk")).order_by("-count")
+    found = [(code, count, _first(request, skipped.filter(skip_code=code))) for code, count in counts]
+    return [Alike(code, _reason(run, code, items), count, items) for code, count, items in found]
+
+
+def _first(request: HttpRequest, items: QuerySet[RequeueItem]) -> list[RequeueItem]:
+    """Return the first items, without those whose message the user may not see."""
+    known = items.select_related("message", "message__group").defer("message__body", "message__properties")
+    rows = known.order_by("place")[:MOST_ITEMS]
+    return [one for one in rows if not refusal(request, "view", message=one.message)]
+
+
+def _reason(run: RequeueRun, code: str, items: list[RequeueItem]) -> str:
+    """Return the reason, with the other requeue runs if these sent the messages."""
+    if code != ItemReason.SENT_BEFORE:
+        return str(dict(ItemReason.choices).get(code, code))
+    others = set(sent_by_others(run, [one.message_id for one in items]).values())
+    text = _("Sent before by requeue run %(run)s of %(who)s.")
+    named = [text % {"run": one.pk, "who": one.who} for one in RequeueRun.objects.filter(pk__in=others).order_by("pk")]
+    return " ".join(named) or str(ItemReason.SENT_BEFORE.label)
