@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin
-from django.db import DatabaseError
+from django.db import Error
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -185,7 +185,7 @@ class LiveStatusAdmin(Pages):
             return ""
         try:
             count = self.summary(request)["count"]
-        except (DatabaseError, Unmigrated):
+        except (Error, Unmigrated):
             return ""
         text = ngettext("%(counter)s thing needs you", "%(counter)s things need you", count)
         return text % {"counter": number(count)} if count else ""

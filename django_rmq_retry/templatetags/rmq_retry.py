@@ -8,7 +8,7 @@ from typing import Any
 from django import template
 from django.apps import apps
 from django.contrib.admin.sites import all_sites
-from django.db import DatabaseError
+from django.db import Error
 from django.template import Context
 from django.urls import reverse
 from django.utils.html import format_html
@@ -64,7 +64,7 @@ def rmq_nonce(context: Context) -> SafeString:
 @register.simple_tag
 def rmq_lost_since() -> datetime | None:
     """Return since when no consumer reaches the broker, for the banner of a broker that is away; None if unknown."""
-    with suppress(DatabaseError):
+    with suppress(Error):
         return lost_since_now()
     return None
 
@@ -87,7 +87,7 @@ def rmq_card(context: Context, most: int = 5) -> dict[str, Any]:
     pages = _live_status(request)
     if pages is None or refusal(request.user, "view_status"):
         return {}
-    with suppress(DatabaseError):
+    with suppress(Error):
         summary = pages.summary(request)
         needs = _leading(summary["needs"])
         return {**summary, "needs": needs[:most], "more": max(0, len(needs) - most)}

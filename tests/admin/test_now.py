@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.contrib.admin.sites import AdminSite
 from django.contrib.auth.models import Group, User
-from django.db import ProgrammingError
+from django.db import Error, InterfaceError, OperationalError, ProgrammingError, connection
 from django.db.models import F
 from django.test import Client, RequestFactory
 from django.utils import timezone
@@ -43,6 +43,8 @@ from tests.operators.made import discard_messages, logged, requeue_run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 ADMIN = "/admin/rmq_retry/"
+INDEX_TEMPLATE = "django.contrib.admin.site._wrapped.index_template"
+"""Of the site itself: its lazy wrapper has no such attribute to restore."""
 TASKS = [
     *("Live status", "Error groups", "Parked messages", "Requeue runs", "Queues"),
     *("Consumers", "Blocked keys", "Outbox messages", "Audit log"),
@@ -454,7 +456,7 @@ def test_the_index_of_the_site_has_a_card_with_the_numbers_and_the_search(page: 
 def test_an_index_with_a_template_of_the_project_says_it_in_our_place_of_its_list(
     page: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django.contrib.admin.site.index_template", "admin/index.html")
+    monkeypatch.setattr(INDEX_TEMPLATE, "admin/index.html")
     calm = Page(page.get("/admin/")).text
     made.message()
     loud, elsewhere = Page(page.get("/admin/")).text, Page(page.get("/admin/auth/user/")).text
@@ -556,6 +558,28 @@ def test_what_was_handled_twice_is_on_the_index_however_much_else_is_wrong(page:
     assert twice == 1, lines
     assert breakers >= 2
     assert lines.index("were handled twice") < lines.index("The breaker of queue")
+
+
+@pytest.mark.parametrize("own_template", [False, True])
+@pytest.mark.parametrize("fault", [OperationalError, InterfaceError])
+def test_the_index_of_the_site_is_shown_without_the_database_of_the_records(
+    page: Client, fault: type[Error], own_template: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a bare "Server Error (500)", and with it all other pages of the site were out of reach."""
+    before = page.get("/admin/").status_code
+    if own_template:
+        monkeypatch.setattr(INDEX_TEMPLATE, "admin/index.html")
+
+    def lost(execute: Any, sql: str, *more: Any) -> Any:
+        if "rmq_retry_" in sql:
+            raise fault from OSError("connection refused")
+        return execute(sql, *more)
+
+    with connection.execute_wrapper(lost):
+        answer = page.get("/admin/")
+
+    assert (before, answer.status_code) == (200, 200)
+    assert "Site administration" in Page(answer).text
 
 
 @pytest.mark.parametrize("address", ["livestatus/", ""])
