@@ -40,6 +40,8 @@ NEARLY_FULL = 0.8
 """The share of a limit from which blocked messages are a warning."""
 SLOW_BROKER_SECONDS = 1.0
 """Seconds for one round trip from which the broker counts as slow."""
+SPANS = {"span", "details"}
+"""The values of a problem that say for how long it has lasted; the details of parked messages name the oldest."""
 LOGIN = "RMQ_RETRY['URL']"
 API = 'RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]'
 
@@ -659,9 +661,9 @@ class Problem:
 
     @property
     def untold_since(self) -> datetime | None:
-        """When it began, unless its sentences say for how long it has lasted."""
-        span = self.values.get("span")
-        return None if span and str(span) in f"{self.text} {self.why}" else self.since
+        """When it began, unless the templates of its rule say for how long it has lasted."""
+        without = replace(self, values={**self.values, **dict.fromkeys(SPANS & self.values.keys(), "")})
+        return None if (without.text, without.why) != (self.text, self.why) else self.since
 
     @property
     def row(self) -> str:

@@ -547,6 +547,15 @@ def test_problems_have_an_order_of_harm_errors_first() -> None:
     assert max(Severity) is Severity.ERROR
 
 
+def test_a_problem_says_since_when_unless_its_rule_says_for_how_long() -> None:
+    """A run that had paused itself did not say since when, because its reason named a span that was as long."""
+    values = {"span": "3 min", "explanation": ": No outcome came for 3 min", "command": "x"}
+    paused, held = (Problem(code=code, since=BEGAN, values=values) for code in (Code.RUN_PAUSED, Code.RUN_HELD))
+    [parked] = needs(surveyed(parked=ParkedCounts(count=1, oldest=BEGAN)), [])
+
+    assert (paused.untold_since, held.untold_since, parked.untold_since) == (BEGAN, None, None)
+
+
 def test_each_problem_has_a_consequence_and_a_repair() -> None:
     told = [code for code in Code if code.value.severity is not Severity.INFORMATION]
 
