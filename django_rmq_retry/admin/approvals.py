@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.db import Error, router
+from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
 from django.utils.translation import gettext as _
@@ -23,16 +24,17 @@ from django_rmq_retry.admin.decisions import discard_effect
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
 from django_rmq_retry.admin.queues import StoppedQueues
 from django_rmq_retry.admin.requests import act_and_change, act_text, in_words
-from django_rmq_retry.admin.requeue_form import number_mistyped, number_to_type, targets_of
+from django_rmq_retry.admin.requeue_form import number_mistyped, number_to_type, still_failing, targets_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.models import ApprovalRequest, ErrorGroup, GatedAct, OutboxMessage, ParkedMessage, RequestState
+from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked import approvals, gated_acts
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.edit_many import others_of
 from django_rmq_retry.parked.edited_keys import others_with
-from django_rmq_retry.parked.findings import RequeueFinding
+from django_rmq_retry.parked.findings import RequeueFinding, changed
 from django_rmq_retry.parked.four_eyes import NO_MESSAGES, UnreadableWish, Wish
 from django_rmq_retry.parked.gated_acts import ACTS
 from django_rmq_retry.parked.items import under_way
@@ -183,7 +185,7 @@ class ApprovalRequestAdmin(Pages):
             typed=request.POST,
             asks=True,
             button=_("Approve: %(act)s") % {"act": act_text(known, shown.get("messages_now", known.count))},
-            edited=_edited(request, wish) if known.act == GatedAct.EDIT else None,
+            only=_only(request, wish),
             number_to_type=0 if mine or not waits else number_to_type(shown.get("messages_now", 0)),
             **{"left": NOTHING_LEFT_OUT, **shown},
         )
@@ -222,9 +224,9 @@ def _chosen(known: ApprovalRequest, wish: Wish) -> str:
     return known.subject if unread else labels.selection_text(wish.selection.facts(), known.subject)
 
 
-def _edited(request: HttpRequest, wish: Wish) -> ParkedMessage | None:
-    """Return the message of an edit, to link to it; None if it is gone, or the user may not see it."""
-    message = gated_acts.EDIT.message(wish)
+def _only(request: HttpRequest, wish: Wish) -> ParkedMessage | None:
+    """Return the only message of a request, to link to it; None if it is gone, or the user may not see it."""
+    message = gated_acts.EDIT.message(wish) if len(wish.selection.revisions) == 1 else None
     return None if message is None or refusal(request, "view", message=message) else message
 
 
@@ -285,7 +287,7 @@ def _discard(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Contex
         "findings": [left] if found.changed else [],
         "under_way": under_way(wish.selection.queryset()),
         "left": _left_out(request, known),
-        "sample": sample(request, wish.selection),
+        "sample": sample(request, wish.selection, left_out=changed(wish.selection) | ~Q(state__in=OPEN)),
     }
 
 
@@ -314,7 +316,9 @@ def _requeue(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Contex
         "look": look,
         "levels": targets_of(found.queues, look),
         "left": _left_out(request, known),
-        "sample": sample(request, wish.selection),
+        **still_failing(wish.selection, found),
+        "others": found.sendable - 1,
+        "sample": sample(request, wish.selection, left_out=found.refused),
     }
 
 

@@ -177,6 +177,11 @@ def _groups(selection: Selection, found: RequeueReport) -> list[tuple[ErrorGroup
     return [(groups[group], count) for group, count in counts if group in groups]
 
 
+def still_failing(selection: Selection, found: RequeueReport) -> dict[str, Any]:
+    """Return what the preview says of causes that still grow: who approves a requeue must know it, too."""
+    return _growing(_groups(selection, found))
+
+
 def _under_way(selection: Selection, found: RequeueReport) -> list[tuple[RequeueRun, int]]:
     """Return the active runs that are to send some of the messages; what one sends now is counted as in the finding.
 
