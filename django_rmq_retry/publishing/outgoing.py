@@ -20,8 +20,8 @@ log = logging.getLogger("django_rmq_retry")
 
 MOST_ROWS, MOST_BYTES = 10_000, 64 * 1024 * 1024
 """What is held at most, in rows and in bytes of their bodies; relays send what is beyond."""
-RECORD_SECONDS, RECORDED_AT_ONCE = 0.005, 500
-"""Results are written this long after the first of them, or as soon as there are so many."""
+GATHER_SECONDS = 0.01
+"""Seconds between two turns, in which rows and results gather: they are sent, and written, together."""
 SILENT_SECONDS = 1.0
 """Seconds without a result for any row in flight after which the broker counts as unreachable."""
 WRITE_PAUSE_SECONDS, WRITE_TRIES = 0.5, 10
@@ -60,9 +60,11 @@ class _Unwritten:
 class Outgoing:
     """What a process holds of the rows of one database; see `Sender` for the thread that takes its turns."""
 
-    def __init__(self, using: str, *, wake: Callable[[], None]) -> None:
+    def __init__(self, using: str, *, wake: Callable[[], None], soon: Callable[[], bool] = lambda: False) -> None:
         self.using = using
         self._wake = wake
+        self._soon = soon
+        """Returns True if a turn follows in a moment."""
         self._sending = Sending(answered=wake)
         self._turning = threading.Lock()
         """Held by the thread that takes a turn: a thread that ends slowly may be in one when its successor starts."""
@@ -70,6 +72,8 @@ class Outgoing:
         self._handed: deque[Handed] = deque()
         """The rows that the database has to be asked about before they are sent."""
         self._rows = self._bytes = 0
+        self._gathered = False
+        """True if the last turn let results gather for this one."""
         self._keyed: dict[str, set[int]] = {}
         """The ids of the rows that are held, by ordering key."""
         self._unwritten = _Unwritten()
@@ -107,7 +111,10 @@ class Outgoing:
             self._rows += len(handed.rows)
             self._bytes += size
         if handed.send and not (handed.doubtful or handed.more or any(map(_to_be_checked, handed.rows))):
-            self._sending.add(handed.rows)
+            self._sending.put(handed.rows)
+            # A wake-up of the I/O thread costs about as much as the INSERT, so commits share one.
+            if not self._soon():
+                self._sending.send_ready()
             if self.has_work:
                 # No thread could be started when the results arrived.
                 self._wake()
@@ -118,21 +125,32 @@ class Outgoing:
     def wait(self) -> None:
         """Send in this thread, and wait for the confirms as long as the broker answers."""
         self._ask()
+        self._sending.send_ready()
         self._sending.wait(0.0 if broker_connections.connections.reach.away else SILENT_SECONDS)
         self._note_silence()
 
     def turn(self, *, at_once: bool = False) -> float | None:
         """Do what is due, and return the seconds until more is; None if nothing is known to be.
 
-        Only the results are awaited for a moment, so that many are written together; not so with ``at_once``.
+        Only the results gather for a moment, so that many are written together; not so with ``at_once``.
         """
         if not self._turning.acquire(blocking=False):
-            return RECORD_SECONDS
+            return GATHER_SECONDS
         try:
             self._ask()
-            return self._write_due(at_once=at_once)
+            sent = self._sending.send_ready()
+            seconds = self._write_due(at_once=at_once)
+            # While there is work in each turn, nobody has to wake this thread.
+            seconds = GATHER_SECONDS if sent and seconds is None else seconds
+            self._gathered = seconds == GATHER_SECONDS
+            return seconds
         finally:
             self._turning.release()
+
+    def end(self) -> None:
+        """Send no more rows, and write what is known of the others."""
+        self._sending.close()
+        self.turn(at_once=True)
 
     def _ask(self) -> None:
         while self._handed:
@@ -168,7 +186,7 @@ class Outgoing:
         # By number, because SQLite reuses the ids of rows that were rolled back.
         self._free(len(handed.rows) - len(rows), _size(handed.rows) - _size(rows))
         if rows:
-            self._sending.add(rows)
+            self._sending.put(rows)
 
     def _in_turn(self, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
         """Return the rows but those behind another process's row of their ordering key, which a relay sends in turn."""
@@ -199,9 +217,8 @@ class Outgoing:
         now, sending, unwritten = time.monotonic(), self._sending, self._unwritten
         if unwritten.tries and now < unwritten.next_at and not at_once:
             return unwritten.next_at - now
-        since = sending.answered_at
-        if since and sending.answers < RECORDED_AT_ONCE and not (at_once or unwritten) and now < since + RECORD_SECONDS:
-            return since + RECORD_SECONDS - now
+        if sending.answers and not (at_once or unwritten or self._gathered):
+            return GATHER_SECONDS
         answers, unsent = sending.take()
         self._look_at_the_broker(answers)
         unwritten.results += answers
@@ -213,7 +230,7 @@ class Outgoing:
             self._write()
         except Exception as error:  # noqa: BLE001 - the database may be unreachable
             return self._write_later(error)
-        return 0.0 if self.has_work else None
+        return GATHER_SECONDS
 
     def _write(self) -> None:
         """Write the results and the ends of leases."""

@@ -96,7 +96,8 @@ class Relay:
 
     def _send_batch(self, rows: Sequence[OutboxRow], *, one_by_one: bool) -> list[RowResult]:
         batch = Sending(one_by_one=one_by_one)
-        batch.add(rows)
+        batch.put(rows)
+        batch.send_ready()
         batch.wait(lease() - RELAY_GRACE_SECONDS, self._must_stop)
         batch.close()
         results = self._take_results(batch)

@@ -9,7 +9,7 @@ import time
 from django.db import connections
 
 from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.publishing.outgoing import RECORD_SECONDS, Handed, Outgoing
+from django_rmq_retry.publishing.outgoing import GATHER_SECONDS, Handed, Outgoing
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -33,6 +33,8 @@ class Sender:
         self._thread: threading.Thread | None = None
         self._asleep = False
         """True if the thread waits until it is woken, not just for more results to write together."""
+        self._pausing = False
+        """True if the thread takes its turns in a moment, whatever happens until then."""
         self._over = False
         self._sent_by_adopted = self._seen = 0
 
@@ -41,7 +43,7 @@ class Sender:
         found = self._outgoing.get(using)
         if found is None:
             with self._lock:
-                found = self._outgoing.setdefault(using, Outgoing(using, wake=self.wake))
+                found = self._outgoing.setdefault(using, Outgoing(using, wake=self.wake, soon=lambda: self._pausing))
         return found
 
     @property
@@ -84,7 +86,7 @@ class Sender:
             self._turns_at_the_end()
             if broker_connections.connections.reach.away:
                 break
-            time.sleep(RECORD_SECONDS)
+            time.sleep(GATHER_SECONDS)
 
     def end(self) -> None:
         """Write the results that came when the connections were closed, and end the thread."""
@@ -94,7 +96,7 @@ class Sender:
         if thread is not None:
             thread.join(FINISH_SECONDS)
         for one in self._all():
-            one.turn(at_once=True)
+            one.end()
 
     def _turns_at_the_end(self) -> None:
         thread = self._thread
@@ -143,7 +145,9 @@ class Sender:
         """Wait for the next turns; False if the thread ends."""
         if seconds is not None:
             if seconds:
+                self._pausing = seconds <= GATHER_SECONDS
                 self._event.wait(seconds)
+                self._pausing = False
         else:
             self._asleep = True
             if not any(one.has_work for one in self._all()) and not self._over:

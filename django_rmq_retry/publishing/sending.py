@@ -38,13 +38,11 @@ class Sending:
         self._unsent: list[OutboxRow] = []
         self._idle = threading.Event()
         self._closed = False
-        self.answered_at = 0.0
-        """When the first of the results that were not taken arrived; 0 if there is none."""
         self.silent_since = 0.0
         """Since when no result has arrived for the rows in flight; 0 if none is."""
 
-    def add(self, rows: Iterable[OutboxRow]) -> None:
-        """Send these rows, each when its turn comes; return at once."""
+    def put(self, rows: Iterable[OutboxRow]) -> None:
+        """Take rows, which the next ``send_ready`` sends."""
         with self._lock:
             self._idle.clear()
             for row in rows:
@@ -58,7 +56,6 @@ class Sending:
                 else:
                     self._chains[key] = deque()
                     self._ready.append(row)
-        self._send_ready()
 
     def wait(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> None:
         """Wait until no row is left to send and none is in flight, for some seconds, or until it is enough."""
@@ -89,7 +86,6 @@ class Sending:
         with self._lock:
             answers, self._answers = self._answers, []
             unsent_rows, self._unsent = self._unsent, []
-            self.answered_at = 0.0
         return answers, unsent_rows
 
     def mend(self, keys: Iterable[str]) -> None:
@@ -98,18 +94,21 @@ class Sending:
             self._broken.difference_update(keys)
             self._broken.update(row.message.order_key for row in self._unsent if row.message.order_key)
 
-    def _send_ready(self) -> None:
-        thread = threading.get_ident()
+    def send_ready(self) -> bool:
+        """Send rows whose turn has come, and do not wait for their confirms; return True if there are any."""
+        thread, found = threading.get_ident(), False
         if thread in self._filling:
-            return
+            return False
         self._filling.add(thread)
         try:
             while (row := self._next()) is not None:
                 self._send(row)
+                found = True
         finally:
             self._filling.discard(thread)
         if self._unsent:
             self.answered()
+        return found
 
     def _next(self) -> OutboxRow | None:
         with self._lock:
@@ -144,7 +143,6 @@ class Sending:
             now = time.monotonic()
             self._in_flight.discard(row.id)
             self._answers.append(RowResult(row=row, result=result))
-            self.answered_at = self.answered_at or now
             if key:
                 self._go_on(key, confirmed=result.confirmed)
             self.silent_since = now if self._in_flight else 0.0
@@ -152,7 +150,7 @@ class Sending:
             more = bool(self._ready)
         self.answered()
         if more:
-            self._send_ready()
+            self.send_ready()
 
     def _go_on(self, key: str, *, confirmed: bool) -> None:
         chain = self._chains[key]
