@@ -23,11 +23,11 @@ from django_rmq_retry.admin.contents import TEXT_LIMIT
 from django_rmq_retry.admin.decisions import discard_effect
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
 from django_rmq_retry.admin.queues import StoppedQueues
-from django_rmq_retry.admin.requests import act_and_change, act_text, in_words
+from django_rmq_retry.admin.requests import act_and_change, act_text, in_words, only_message
 from django_rmq_retry.admin.requeue_form import number_mistyped, number_to_type, still_failing, targets_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.properties import decode_properties
-from django_rmq_retry.models import ApprovalRequest, ErrorGroup, GatedAct, OutboxMessage, ParkedMessage, RequestState
+from django_rmq_retry.models import ApprovalRequest, ErrorGroup, GatedAct, OutboxMessage, RequestState
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked import approvals, gated_acts
 from django_rmq_retry.parked.copies import contents
@@ -185,7 +185,7 @@ class ApprovalRequestAdmin(Pages):
             typed=request.POST,
             asks=True,
             button=_("Approve: %(act)s") % {"act": act_text(known, shown.get("messages_now", known.count))},
-            only=_only(request, wish),
+            only=only_message(request, wish),
             number_to_type=0 if mine or not waits else number_to_type(shown.get("messages_now", 0)),
             **{"left": NOTHING_LEFT_OUT, **shown},
         )
@@ -222,12 +222,6 @@ def _chosen(known: ApprovalRequest, wish: Wish) -> str:
         return "".join(f"#{number}" for number in wish.selection.revisions)
     unread = wish.selection is NO_MESSAGES
     return known.subject if unread else labels.selection_text(wish.selection.facts(), known.subject)
-
-
-def _only(request: HttpRequest, wish: Wish) -> ParkedMessage | None:
-    """Return the only message of a request, to link to it; None if it is gone, or the user may not see it."""
-    message = gated_acts.EDIT.message(wish) if len(wish.selection.revisions) == 1 else None
-    return None if message is None or refusal(request, "view", message=message) else message
 
 
 def _state(known: ApprovalRequest, now: datetime, *, looked_up: bool) -> str:

@@ -15,6 +15,7 @@ from django_rmq_retry.models import ApprovalRequest, GatedAct, ParkedMessage
 from django_rmq_retry.parked import approvals, gated_acts
 from django_rmq_retry.parked.edit import changes_in_one_line
 from django_rmq_retry.parked.four_eyes import EDITS, UnreadableWish, Wish
+from django_rmq_retry.parked.operators import Refused
 
 MOST_IN_WORDS = 10
 """The most requests of a page whose change is looked up."""
@@ -29,12 +30,14 @@ class AskedFor:
     """How many of the page's messages it is about; 0 where the page does not count them."""
     what: str
     change: str
+    only: str = ""
+    """The name of its only message, for who may see it."""
 
     @property
     def about(self) -> str:
         """Return how its messages were chosen, unless what it asks for says the same."""
         counts = self.known.act in (GatedAct.DISCARD, GatedAct.DISCARD_OUTBOX, GatedAct.REQUEUE)
-        return self.known.subject if counts and self.known.subject not in self.what else ""
+        return (self.only or self.known.subject) if counts and self.known.subject not in self.what else ""
 
 
 def asked_for(request: HttpRequest, rows: QuerySet[ParkedMessage]) -> list[AskedFor]:
@@ -46,7 +49,24 @@ def in_words(request: HttpRequest, some: Iterable[tuple[ApprovalRequest, int]]) 
     """Yield what is asked for by requests that are given with a number of messages."""
     for place, (known, count) in enumerate(some):
         what, change = act_and_change(request, known) if place < MOST_IN_WORDS else (act_text(known, known.count), "")
-        yield AskedFor(known=known, count=count, what=what, change=change)
+        only = _only(request, known) if place < MOST_IN_WORDS else ""
+        yield AskedFor(known=known, count=count, what=what, change=change, only=only)
+
+
+def only_message(request: HttpRequest, wish: Wish) -> ParkedMessage | None:
+    """Return the only message of a request; None if it is gone, or the user may not see it."""
+    message = gated_acts.EDIT.message(wish) if len(wish.selection.revisions) == 1 else None
+    return None if message is None or refusal(request, "view", message=message) else message
+
+
+def _only(request: HttpRequest, known: ApprovalRequest) -> str:
+    if known.count != 1 or known.act not in (GatedAct.DISCARD, GatedAct.REQUEUE):
+        return ""
+    try:
+        message = only_message(request, Wish.of(known))
+    except Refused:
+        return ""
+    return "" if message is None else f"{labels.key(message)} · {message.queue}"
 
 
 def act_text(known: ApprovalRequest, count: int) -> str:

@@ -533,7 +533,11 @@ def test_a_request_for_one_message_names_its_key_and_its_queue(ann: User, bob: U
     one = two()[0]
     page = client_of(ann).get(f"{ADMIN}parkedmessage/discard/", {"sel": made.selected(one)})
     shown = Page(client_of(bob).get(place(press(client_of(ann), page, "Ask for approval", category="duplicate"))))
+    listed = Page(client_of(bob).get(REQUESTS)).text
+    unseen = Page(client_of(made.person("cleo", "view_approvalrequest")).get(REQUESTS)).text
 
+    assert f"Discard 1 message PAY-1 · {QUEUE}" in listed
+    assert ("PAY-1" in unseen, f"#{one.pk}" in unseen) == (False, True)
     assert f"Subject PAY-1 #{one.pk} · {QUEUE}" in shown.text
     assert shown.links["PAY-1"] == f"{ADMIN}parkedmessage/{one.pk}/change/"
 
