@@ -326,6 +326,7 @@ def _example(request: HttpRequest, seen: Sequence[ParkedMessage]) -> dict[str, A
     return {
         "example": example,
         "example_name": labels.key(example),
+        "example_marks": labels.marks(example),
         "body": None if example.erased_at else body_of(contents(example).body, example.content_type, whole=whole),
         "events": [one for one in timeline(example, attempts, (), (), ()) if one.kind != "waited"][:MOST_EVENTS],
     }

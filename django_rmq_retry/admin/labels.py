@@ -133,6 +133,7 @@ def marks(message: ParkedMessage) -> SafeString:
         (message.open and message.succeeded_at is not None, _("handled already")),
         (message.open and message.came_back, _("discarded before")),
         (message.open and message.version > 1, pgettext("message", "edited")),
+        (message.has_siblings, _("published several times")),
     )
     return format_html_join("", ' <span class="rmq-quiet">{}</span>', ((text,) for holds, text in known if holds))
 

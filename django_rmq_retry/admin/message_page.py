@@ -55,7 +55,14 @@ from django_rmq_retry.parked.edit import editable
 from django_rmq_retry.parked.findings import still_permanent
 from django_rmq_retry.parked.links import message_links
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.outcome_texts import DECIDED_BY, discarded_before, erased, others_of_key, outcome
+from django_rmq_retry.parked.outcome_texts import (
+    DECIDED_BY,
+    copies_of,
+    discarded_before,
+    erased,
+    others_of_key,
+    outcome,
+)
 from django_rmq_retry.parked.selection import number_in
 
 MOST_EDITABLE_BYTES = 3 * 1024 * 1024
@@ -212,7 +219,7 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
         edited_since=_edited_since(message, acts),
         restored=_restored(message, acts),
         discarded_before=discarded_before(message, next((act for act in acts if act.action == Action.DISCARD), None)),
-        others_of_key=others_of_key(message),
+        others=[*copies_of(message), *others_of_key(message)],
         asked_for=asked_for(request, ParkedMessage.objects.filter(pk=message.pk)) if message.open else (),
         opens_requests=not refusal(request, "view_request"),
         **neighbours,

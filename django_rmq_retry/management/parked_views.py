@@ -32,7 +32,7 @@ from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.key_lists import Lookup, current_matches, look_up
 from django_rmq_retry.parked.links import message_links
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.outcome_texts import discard_of, discarded_before, others_of_key, outcome_of
+from django_rmq_retry.parked.outcome_texts import copies_of, discard_of, discarded_before, others_of_key, outcome_of
 from django_rmq_retry.parked.selection import PageEnd, number_in, numbers_of, pages
 from django_rmq_retry.parked.transfer import as_data
 
@@ -140,7 +140,7 @@ def _head(row: ParkedMessage, failed: int) -> Iterator[str]:
     yield f"{row.type} {row}".strip() + f"  #{row.pk}"
     if row.came_back:
         yield discarded_before(row, discard_of(row))
-    for other, sentence in others_of_key(row):
+    for other, sentence in (*copies_of(row), *others_of_key(row)):
         yield f"{sentence} #{other.pk}"
     parked = f"Parked {local(row.parked_at)}: {reason_text(row.reason)} after {plural(failed, 'attempt')}."
     yield " ".join(filter(None, (outcome_of(row), "Earlier:" if not row.open else "", parked)))

@@ -393,6 +393,8 @@ class Migration(migrations.Migration):
                 ("routing_key", models.CharField(blank=True, max_length=255, verbose_name="routing key")),
                 ("body", models.BinaryField(verbose_name="body")),
                 ("sha256", models.CharField(max_length=64, verbose_name="SHA-256")),
+                ("content", models.BigIntegerField(editable=False, null=True)),
+                ("has_siblings", models.BooleanField(db_default=False, default=False, editable=False)),
                 ("properties", models.BinaryField(verbose_name="properties")),
                 ("content_type", models.CharField(blank=True, max_length=255, verbose_name="content type")),
                 ("content_encoding", models.CharField(blank=True, max_length=255, verbose_name="content encoding")),
@@ -800,6 +802,10 @@ class Migration(migrations.Migration):
                             ("succeeded", "A copy of it was handled already."),
                             ("discarded", "An operator had discarded it before it arrived again."),
                             ("key_discarded", "An operator discarded another message with its business key."),
+                            (
+                                "copies",
+                                "It is a copy of another message that was sent or discarded, is on hold, or goes first.",
+                            ),
                             ("unconfirmed", "It may have been delivered: an earlier requeue was not confirmed."),
                             ("permanent", "Its error is permanent: requeueing alone will not help."),
                             ("late", "It is older than the age limit for requeues."),
@@ -1130,6 +1136,10 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="parkedmessage",
             index=models.Index(fields=["resolved_at"], name="rmq_msg_resolved"),
+        ),
+        migrations.AddIndex(
+            model_name="parkedmessage",
+            index=models.Index(fields=["has_siblings", "content"], name="rmq_msg_siblings"),
         ),
         migrations.AddConstraint(
             model_name="parkedmessage",

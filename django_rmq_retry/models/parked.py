@@ -322,6 +322,10 @@ class ParkedMessage(models.Model):
     body = models.BinaryField(_("body"))
     size = models.PositiveIntegerField(_("size"))
     sha256 = models.CharField(_("SHA-256"), max_length=64)
+    content = models.BigIntegerField(null=True, editable=False)
+    """A number for its queue, type, first business key and body, as edited last; None without a business key."""
+    has_siblings = models.BooleanField(db_default=False, default=False, editable=False)
+    """True if another message has, or had, the same content: only then it is compared with others."""
     properties = models.BinaryField(_("properties"))
     """The AMQP properties as encoded bytes, decoded only to show or send them."""
     content_type = models.CharField(_("content type"), max_length=255, blank=True)
@@ -402,6 +406,7 @@ class ParkedMessage(models.Model):
             models.Index(fields=["message_id"], name="rmq_msg_id", opclasses=["varchar_pattern_ops"]),
             models.Index(fields=["correlation_id"], name="rmq_msg_correlation"),
             models.Index(fields=["resolved_at"], name="rmq_msg_resolved"),
+            models.Index(fields=["has_siblings", "content"], name="rmq_msg_siblings"),
         )
 
     def __str__(self) -> str:

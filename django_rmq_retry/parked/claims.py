@@ -39,6 +39,7 @@ from django_rmq_retry.parked.database import (
     transaction_of,
 )
 from django_rmq_retry.parked.lease import run_of_driver
+from django_rmq_retry.parked.siblings import firsts, kept_back_since
 
 CLAIM_SECONDS = 60.0
 """Minimum seconds for which the process that claimed a message is assumed to be sending it."""
@@ -88,12 +89,16 @@ def claim(run_id: int, driver: str, items: Sequence[RequeueItem], copies: Callab
     using, now = records_alias(), database_clock.now(records_alias())
     claims: list[Claim] = []
     left_out: dict[int, ItemReason] = {}
-    messages = locked_messages([item.message_id for item in items])
+    first = firsts((item.message.content for item in items), using=using)
+    messages = locked_messages({*(item.message_id for item in items), *first})
     known = RequeueRun.objects.using(using).filter(pk=run_id).first()
     if known is None:
         return []
     changed_since = [item.message_id for item in items if _is_other(messages.get(item.message_id), item)]
     sent = sent_by_others(known, changed_since) if changed_since else {}
+    # Without siblings, as nearly always, nothing is asked.
+    due = [one for item in items if (one := messages.get(item.message_id)) and one.content is not None] if first else []
+    kept_back = kept_back_since(due, known.include, now, using=using) if due else {}
     copy = copies(known)
     for item in items:
         message = messages.get(item.message_id)
@@ -101,7 +106,7 @@ def claim(run_id: int, driver: str, items: Sequence[RequeueItem], copies: Callab
             left_out[item.pk] = ItemReason.SENT_BEFORE if item.message_id in sent else ItemReason.RESOLVED
             continue
         changed = ItemReason.SENT_BEFORE if message.pk in sent else ItemReason.CHANGED
-        prepared = copy(message) if message.revision == item.revision else changed
+        prepared = (kept_back.get(message.pk) or copy(message)) if message.revision == item.revision else changed
         if isinstance(prepared, ItemReason):
             left_out[item.pk] = prepared
         else:

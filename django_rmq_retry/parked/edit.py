@@ -36,6 +36,7 @@ from django_rmq_retry.parked.edited_keys import KeyChange, check_free, key_facts
 from django_rmq_retry.parked.four_eyes import Wish, require_second
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.siblings import store_contents
 
 Change = tuple[str, str | None, str | None]
 """A path, or a header with its prefix, with the value before and after; None for a value that is not there."""
@@ -461,6 +462,7 @@ def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reas
     rows = ParkedMessage.objects.using(using).filter(pk=message)
     rows.update(version=version + 1, revision=F("revision") + 1)
     store_keys([(row, proposal.keys)])
+    store_contents({message: stored.sha256}, using=using)
     facts = _facts(row, before.body, proposal, version + 1)
     log_action(actor, Action.EDIT, reason=reason, message=message, group=row.group_id, subject=str(row), facts=facts)
     return stored

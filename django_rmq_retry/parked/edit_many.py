@@ -36,6 +36,7 @@ from django_rmq_retry.parked.edited_keys import Others, check_free, equal_names,
 from django_rmq_retry.parked.four_eyes import Wish, require_second
 from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Refused
 from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.siblings import store_contents
 
 MOST_EDITED = 500
 MOST_EDITED_BYTES = 16 * 1024 * 1024
@@ -220,13 +221,13 @@ def _store(
             act=GatedAct.EDIT_MANY, count=len(meant), subject=change.path, reason=reason, selection=chosen, terms=terms
         ),
     )
-    MessageVersion.objects.using(using).bulk_create(
-        next_version(message, proposal, actor, at=now, reason=reason) for message, proposal in meant
-    )
+    versions = [next_version(message, proposal, actor, at=now, reason=reason) for message, proposal in meant]
+    MessageVersion.objects.using(using).bulk_create(versions)
     edited = ParkedMessage.objects.using(using).filter(pk__in=[message.pk for message, _proposal in meant])
     edited.update(version=F("version") + 1, revision=F("revision") + 1)
     keys = [(message, proposal.keys) for message, proposal in meant]
     store_keys(keys)
+    store_contents({one.message_id: one.sha256 for one in versions}, using=using)
     groups = {message.group_id for message, _proposal in meant}
     log_action(
         actor,

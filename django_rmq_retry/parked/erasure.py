@@ -325,6 +325,8 @@ def _empty(row: ParkedMessage, keys: Collection[str], using: str, **erased: obje
         **{**EMPTY, **dict.fromkeys([*TEXTS, *ids], ""), **erased},
         identity=identity,
         size=0,
+        content=None,
+        has_siblings=False,
         resolution=category if category in DiscardCategory.values else "",
         revision=F("revision") + 1,
     )

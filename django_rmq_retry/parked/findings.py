@@ -23,10 +23,11 @@ from django_rmq_retry.models import (
     RequeueItem,
     RunState,
 )
-from django_rmq_retry.models.parked import OPEN, DiscardCategory, State
+from django_rmq_retry.models.parked import OPEN, State
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.selection import LISTED, Selection
-from django_rmq_retry.statements import KEYS_AT_ONCE, with_one_of
+from django_rmq_retry.parked.siblings import PERHAPS_DONE, kept_back
+from django_rmq_retry.statements import KEYS_AT_ONCE, one_of, with_one_of
 
 SHOWN_EXAMPLES = 5
 LATEST_MESSAGES = 200
@@ -37,9 +38,8 @@ MOST_SORTED = 10_000
 MOST_SHARED = 5000
 MOST_DISCARDED = 5000
 """The most discarded messages whose business keys are listed; if there are more, each open message looks its key up."""
-_PERHAPS_DONE = Q(state=State.DISCARDED) & ~Q(resolution__startswith=DiscardCategory.DUPLICATE.value)
-_PERHAPS_DONE &= ~Q(resolution__startswith=DiscardCategory.BAD_DATA.value)
-"""The discarded messages whose effect somebody may have had by hand, or did not want."""
+MOST_COPIES = 5000
+"""The most messages with siblings that are listed; if there are more, each of them looks its siblings up."""
 PERMANENT_REASONS = (Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.INVALID, Reason.UNDECODABLE_HEADERS)
 """Reasons for parking that a requeue alone does not remove."""
 
@@ -72,6 +72,11 @@ FINDING_TEXTS: Mapping[str, Any] = {
     "key_discarded": ngettext_lazy(
         "%(count)d has the business key of another message, which an operator discarded",
         "%(count)d have the business keys of other messages, which an operator discarded",
+        "count",
+    ),
+    "copies": ngettext_lazy(
+        "%(count)d is a copy of another message that was sent or discarded, is on hold, or goes first",
+        "%(count)d are copies of other messages that were sent or discarded, are on hold, or go first",
         "count",
     ),
     "unconfirmed": ngettext_lazy(
@@ -108,8 +113,8 @@ FINDING_TEXTS: Mapping[str, Any] = {
 }
 """All findings, the gravest first. Those that are an ``ItemReason`` leave messages out, the others are remarks."""
 INCLUDABLE = (
-    *("under_way", "on_hold", "succeeded", "discarded", "key_discarded", "unconfirmed", "permanent", "late"),
-    *("unhandled", "duplicates"),
+    *("under_way", "on_hold", "succeeded", "discarded", "key_discarded", "copies", "unconfirmed", "permanent"),
+    *("late", "unhandled", "duplicates"),
 )
 """The findings that the operator can override."""
 
@@ -279,21 +284,23 @@ def _totals(
 
 def conditions(selection: Selection, terms: RequeueTerms) -> Mapping[str, Q]:
     """Return the condition of each finding, in the order in which findings are displayed."""
+    now = database_clock.now(records_alias())
     findings = {
         "resolved": ~Q(state__in=OPEN),
         "changed": changed(selection),
         "under_way": Q(pk__in=_under_way()),
         # A hold whose time is over does not count: a consumer ends it only a little later.
-        "on_hold": Q(state=State.ON_HOLD) & ~Q(held_until__lte=database_clock.now(records_alias())),
+        "on_hold": Q(state=State.ON_HOLD) & ~Q(held_until__lte=now),
         "succeeded": Q(succeeded_at__isnull=False),
         "discarded": Q(discarded_at__isnull=False),
         "key_discarded": _of_discarded_key(),
+        "copies": _copies(selection, now),
         "unconfirmed": Q(unconfirmed=True),
         "permanent": Q(reason__in=PERMANENT_REASONS) & ~_edited_since(),
     }
     max_age = settings().operators.requeue_max_age
     if max_age is not None:
-        findings["late"] = older_than(database_clock.now(records_alias()) - timedelta(seconds=max_age))
+        findings["late"] = older_than(now - timedelta(seconds=max_age))
     if terms.kept_back:
         findings["refused"] = Q(pk__in=list(terms.kept_back))
     if not terms.target:
@@ -414,12 +421,33 @@ def _of_discarded_key() -> Q:
     One that was discarded as a duplicate, or for its data, was discarded in favour of the other. Few discarded messages
     share their key with an open one, so those keys are listed.
     """
-    discarded = ParkedMessage.objects.using(records_alias()).filter(_PERHAPS_DONE, business_key__gt="")
+    discarded = ParkedMessage.objects.using(records_alias()).filter(PERHAPS_DONE, business_key__gt="")
     is_open = Exists(ParkedMessage.objects.filter(business_key=OuterRef("business_key"), state__in=OPEN))
     found = list(discarded.order_by().values_list("business_key", is_open)[: MOST_DISCARDED + 1])
     if len(found) > MOST_DISCARDED:
-        return Q(state__in=OPEN) & ~Q(business_key="") & _of_key_of(_PERHAPS_DONE)
+        return Q(state__in=OPEN) & ~Q(business_key="") & _of_key_of(PERHAPS_DONE)
     return Q(state__in=OPEN, business_key__in=sorted({key for key, shared in found if shared}))
+
+
+def _copies(selection: Selection, now: datetime) -> Q:
+    """Match the messages of a selection that are copies of another one, so that one is enough.
+
+    Mostly few messages have siblings, so they are listed: a query that looks each of them up in the selection takes far
+    longer.
+    """
+    using = records_alias()
+    known = selection.queryset().filter(has_siblings=True, state__in=OPEN).order_by().values_list("pk", "content")
+    some = list(known[: MOST_COPIES + 1])
+    if len(some) > MOST_COPIES:
+        every = Q(pk__in=selection.queryset().order_by().values("pk"))
+        return kept_back(every, Q(pk__in=_under_way()), now)
+    if not some:
+        return Q(pk__in=())
+    chosen = one_of("pk", [pk for pk, _content in some], using=using)
+    alike = one_of("message__content", {content for _pk, content in some}, using=using)
+    under_way = one_of("pk", list(_under_way().filter(alike, message__has_siblings=True)), using=using)
+    copies = ParkedMessage.objects.using(using).filter(chosen, kept_back(chosen, under_way, now)).order_by()
+    return one_of("pk", list(copies.values_list("pk", flat=True)), using=using)
 
 
 def _of_key_of(others: Q) -> Q:

@@ -80,7 +80,7 @@ class Choice:
 
 def _pages(run: RequeueRun) -> Iterator[list[RequeueItem]]:
     columns = ("run_id", "place", "revision", "message_id", "state")
-    of_message = ("message__id", "message__business_key", "message__queue", "message__size")
+    of_message = ("message__id", "message__business_key", "message__queue", "message__size", "message__content")
     after = -1
     for _ in range(MOST_PAGES):
         rows = pending(run.pk).filter(place__gt=after).select_related("message").only(*columns, *of_message)

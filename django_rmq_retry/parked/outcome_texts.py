@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Q, Subquery
+from django.db.models import Case, Q, Subquery, Value, When
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
@@ -32,6 +32,7 @@ DECIDED_BY: Mapping[str, Action] = {State.DISCARDED: Action.DISCARD, State.ON_HO
 """The action that put a message into a state."""
 MOST_HANDLINGS = 5
 """The most times that the sentence on a message names that was handled more than once."""
+MOST_COPIES_SHOWN = 5
 DECIDING = (Action.DISCARD, Action.HOLD, Action.REQUEUE)
 
 
@@ -82,6 +83,38 @@ def discard_of(message: ParkedMessage) -> OperatorAction | None:
     return acts.order_by("-number").first()
 
 
+def copies_of(message: ParkedMessage) -> list[tuple[ParkedMessage, str]]:
+    """Return some other messages with the same content, each with a sentence on what became of it.
+
+    Those that are only parked come last.
+    """
+    if not message.has_siblings or message.content is None:
+        return []
+    others = ParkedMessage.objects.filter(has_siblings=True, content=message.content).exclude(pk=message.pk)
+    undone = Case(When(state=State.PARKED, then=Value(1)), default=Value(0))
+    found = others.defer("body", "properties").order_by(undone, "-pk")
+    return [(one, _as_copy(one)) for one in found[:MOST_COPIES_SHOWN]]
+
+
+def _as_copy(message: ParkedMessage) -> str:
+    if message.state == State.PROCESSED:
+        return _("A copy of this message was processed {at}.").format(
+            at=_second(message.succeeded_at or message.resolved_at)
+        )
+    if message.state in (State.REQUEUED, State.REQUEUEING):
+        text = _("A copy of this message was requeued {at}; its outcome is not known yet.")
+        return text.format(at=_second(message.requeued_at))
+    if message.state == State.ON_HOLD:
+        text = _("A copy of this message is on hold until {until}.")
+        return text.format(until=_minute(message.held_until))
+    if message.state == State.DISCARDED:
+        text = _("A copy of this message was discarded {at} ({reason}).")
+        return text.format(at=_second(message.resolved_at), reason=resolution_text(message.resolution))
+    if message.unconfirmed:
+        return _("A copy of this message may have been delivered.")
+    return _("A copy of this message is parked.")
+
+
 def others_of_key(message: ParkedMessage) -> list[tuple[ParkedMessage, str]]:
     """Return what became of the latest other messages with the business key of an open one, each with its sentence.
 
@@ -90,6 +123,9 @@ def others_of_key(message: ParkedMessage) -> list[tuple[ParkedMessage, str]]:
     if not message.open or not message.business_key:
         return []
     rows = ParkedMessage.objects.filter(business_key=message.business_key).exclude(pk=message.pk)
+    if message.has_siblings and message.content is not None:
+        # Those with the same content are named as copies.
+        rows = rows.exclude(content=message.content)
     latest = rows.order_by("-resolved_at").values("pk")
     last = [Subquery(latest.filter(state=state)[:1]) for state in (State.DISCARDED, State.PROCESSED)]
     found = ParkedMessage.objects.filter(Q(pk=last[0]) | Q(pk=last[1])).defer("body", "properties").order_by("state")

@@ -25,6 +25,7 @@ from django_rmq_retry.models.runs import MAY_BE_DELIVERED
 from django_rmq_retry.parked.arrivals import Arrival, BusinessKeyReader, Step, apply_step, step_for
 from django_rmq_retry.parked.database import outage
 from django_rmq_retry.parked.groups import GroupTally
+from django_rmq_retry.parked.siblings import content_of, mark
 from django_rmq_retry.statements import BulkInsert, lock, locking, write_first
 
 log = logging.getLogger("django_rmq_retry")
@@ -174,6 +175,10 @@ class BatchWriter:
         set_primary_keys([record for record, _ in self._new], using=self._alias)
         return [*(record for record, _ in self._new), *self._changed.values()]
 
+    def mark_siblings(self) -> None:
+        """Mark the new records that have siblings, and those. Call it after the commit."""
+        mark((record.content for record, _keys in self._new), using=self._alias)
+
     def _look_up(self) -> None:
         """Load the records that these arrivals may belong to, locked in one order."""
         identities = {arrival.identity for arrival in self._arrivals}
@@ -225,15 +230,17 @@ class BatchWriter:
         identity = arrival.identity
         if identity in self._by_identity:
             identity = f"{identity}:{uuid4().hex}"
-        keys = self._keys(arrival.parked)
+        keys, contents = self._keys(arrival.parked), arrival.contents()
+        name = keys[0] if keys else ""
         record = new_record(
             {
                 "identity": identity,
                 "group_id": self._groups[arrival.group.fingerprint],
-                "business_key": keys[0] if keys else "",
+                "business_key": name,
+                "content": content_of(contents["queue"], contents["type"], name, contents["sha256"]),
                 "copy": arrival.parked.copy_digest,
                 "recorded_at": self._now,
-                **arrival.contents(),
+                **contents,
                 **arrival.failure(),
             }
         )
@@ -348,6 +355,7 @@ class RecordStore:
             write_first(ParkedMessage, alias)
             batch.write()
             self._committing = True
+        batch.mark_siblings()
         if signals.recorded.receivers:
             _announce(batch)
 

@@ -21,8 +21,8 @@ BUDGETS = {
     "errorgroup/{group}/change/": 15,
     "requeuerun/": 3,
     "requeuerun/{run}/change/": 9,
-    "requeuerun/preview/?sel={named}": 18,
-    "requeuerun/preview/?sel={filtered}": 17,
+    "requeuerun/preview/?sel={named}": 21,
+    "requeuerun/preview/?sel={filtered}": 20,
     "requeuerun/waiting/?queue=payments.main": 2,
     "operatoraction/": 3,
     "livestatus/": 23,
@@ -34,13 +34,13 @@ BUDGETS = {
     "approvalrequest/": 7,
     "approvalrequest/{request}/change/": 14,
 }
-"""The most queries of each page. A preview counts, looks for duplicates, for keys of discarded and for keys of
-processed messages, and has one more for each of its findings: here are two, one for groups that grow, one for the runs
-that were stopped, and one for the queues that are paused or stopped by their breaker; each run that still has to send
-something needs two more. The live status has one more while runs send or messages fail, and while a request waits for
-a second person. Pages of messages and groups have one for the requests that wait, and the page of a message
-a second one if some do. A search that finds nothing also looks for keys that are alike. The page of consumers has a
-second query for the messages that dead processes had in flight."""
+"""The most queries of each page. A preview counts, looks for duplicates, for copies (with two more queries if messages
+have siblings), for keys of discarded and for keys of processed messages, and has one more for each of its findings:
+here are two, one for groups that grow, one for the runs that were stopped, and one for the queues that are paused or
+stopped by their breaker; each run that still has to send something needs two more. The live status has one more while
+runs send or messages fail, and while a request waits for a second person. Pages of messages and groups have one for the
+requests that wait, and the page of a message a second one if some do. A search that finds nothing also looks for keys
+that are alike. The page of consumers has a second query for the messages that dead processes had in flight."""
 _NUMBER = re.compile(r"\{\w+\}|\d+")
 
 

@@ -70,6 +70,7 @@ _DRAWN = """(
     FROM (SELECT i, random() AS a, random() * 0.6 / {parked} AS b, random() AS c, random() AS d
           FROM generate_series(1, {messages}) AS i) AS numbers
 ) AS drawn"""
+_COPIED = "i % 50 = 0 AND i / 100 % 2 = 0"
 _MESSAGES = Table(
     model=ParkedMessage,
     source=_DRAWN,
@@ -91,6 +92,9 @@ _MESSAGES = Table(
         "body": BODY,
         "size": f"octet_length({BODY})",
         "sha256": "encode(sha256(i::text::bytea), 'hex')",
+        # Half of those that share their business key with another one are its copies.
+        "content": f"CASE WHEN {_COPIED} THEN i / 100 ELSE 1000000000 + i END",
+        "has_siblings": _COPIED,
         "copy": "encode(sha256(i::text::bytea), 'hex')",
         "properties": f"decode('{PROPERTIES}', 'hex')",
         "content_type": "'application/json'",
