@@ -166,6 +166,15 @@ def time_minute(at: datetime | None) -> SafeString | str:
     return NOTHING if at is None else _time(at, minute(at))
 
 
+def time_short(at: datetime | None) -> SafeString | str:
+    """Return hour and minute of today, or month and day, with the exact time in its title."""
+    if at is None:
+        return NOTHING
+    local = timezone.localtime(at)
+    today = local.date() == timezone.localtime(database_clock.reckoned(records_alias())).date()
+    return _time(at, f"{local:%H:%M}" if today else f"{local:%m-%d}")
+
+
 def badge(state: str, text: Any = None) -> SafeString:
     """Return the state of a message, of a requeue run or of an item as a sign and a word; colour only repeats them."""
     value: Any = next((kind(state) for kind in (State, RunState, ItemState) if state in kind.values), state)

@@ -24,6 +24,7 @@ SHARED = {
     "All",
     "Breadcrumbs",
     "Change",
+    "Clear selection",
     "Close",
     "Django site admin",
     "Filter",

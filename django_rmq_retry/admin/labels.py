@@ -15,7 +15,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_lazy
 
-from django_rmq_retry.markup import NOTHING, badge, counted, name, time_ago, visible
+from django_rmq_retry.markup import NOTHING, badge, counted, name, time_ago, time_short, visible
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ErrorGroup, GatedAct, ItemReason, OperatorAction, ParkedMessage, State
@@ -120,9 +120,13 @@ def tick(row: Model) -> SafeString:
 
 @admin.display(description=gettext_lazy("Status"))
 def status(message: ParkedMessage) -> SafeString:
-    if message.state == State.ON_HOLD and message.held_until:
-        return badge(message.state, _("On hold until %(time)s") % {"time": minute(message.held_until)})
-    return format_html("{}{}", badge(message.state), marks(message))
+    """Return the state in a word or two, so that a row stays one line; a message on hold shows when that ends."""
+    text = capfirst(_("requeued")) if message.state == State.REQUEUED else None
+    held = message.state == State.ON_HOLD and message.held_until
+    until = (
+        format_html(' <span class="rmq-quiet">{} {}</span>', _("until"), time_short(message.held_until)) if held else ""
+    )
+    return format_html("{}{}{}", badge(message.state, text), until, "" if held else marks(message))
 
 
 @admin.display(description=gettext_lazy("Status"))

@@ -40,6 +40,7 @@ from django_rmq_retry.parked.selection import (
     numbers_of,
     queues_with_records,
 )
+from django_rmq_retry.wording import number
 
 AGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 MOST_NEWER = 100
@@ -151,9 +152,9 @@ class ByGroup(Word):
 
     def known(self) -> Iterable[tuple[str, Any]]:
         chosen = self.request.GET.get("group", "")
-        numbers = [number for text in chosen.split(",") if (number := number_in(text)) is not None]
+        numbers = [found for text in chosen.split(",") if (found := number_in(text)) is not None]
         groups = {group.pk: group for group in ErrorGroup.objects.filter(pk__in=numbers)[: len(numbers)]}
-        return ((chosen, ", ".join(str(groups.get(number, f"#{number}")) for number in numbers)),) if numbers else ()
+        return ((chosen, ", ".join(str(groups.get(one, f"#{one}")) for one in numbers)),) if numbers else ()
 
 
 class ByLeftOut(Word):
@@ -373,10 +374,18 @@ class MessageList(ChangeList):
 
     def _same(self) -> Iterator[str]:
         rows = list(self.result_list)
-        if len(self.words().get("state", ())) == 1 and not any(row.held_until or marks(row) for row in rows):
-            yield "status"
-        if len({row.type for row in rows}) == 1:
-            yield "kind"
+        if len(self.words().get("state", ())) == 1:
+            yield "badge" if any(row.held_until or marks(row) for row in rows) else "status"
+        for column, field in (("kind", "type"), ("queue", "queue"), ("attempts", "attempts")):
+            if len({(getattr(row, field), column == "attempts" and row.cycle) for row in rows}) == 1:
+                yield column
+
+    @property
+    def total(self) -> str:
+        """How many messages match, as far as they are counted."""
+        if self.known is not None:
+            return number(self.known)
+        return f"{number(self.result_count)}+" if self.capped else number(self.result_count)
 
     @property
     def counted(self) -> ChangeList:

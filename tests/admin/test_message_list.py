@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from django_rmq_retry import handler
 from django_rmq_retry.admin import message_list
+from django_rmq_retry.admin.messages import ParkedMessageAdmin
 from django_rmq_retry.models import BlockedMessage, KeyList, ParkedMessage, QueueControl, State
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
@@ -262,12 +263,58 @@ def test_a_search_looks_up_ids_by_their_indexes(page: Client) -> None:
 def test_columns_that_say_the_same_in_each_row_are_left_out_of_a_wide_screen(page: Client) -> None:
     for number in range(3):
         made.message(business_key=f"PAY-{number}", queue="one")
-    made.message(business_key="PAY-8", queue="two", type="other")
+    made.message(business_key="PAY-8", queue="two", type="other", attempts=3)
     made.message(business_key="PAY-9", queue="one", type="", unconfirmed=True, state=State.ON_HOLD)
     asked: tuple[dict[str, str], ...] = ({}, {"queue": "one"}, {"state": "all"}, {"state": State.ON_HOLD})
-    found = [page.get(LIST, words).context["cl"].same for words in asked]
+    found = [set(page.get(LIST, words).context["cl"].same) for words in asked]
 
-    assert found == [("status",), ("status", "kind"), (), ("kind",)]
+    assert found == [
+        {"status"},
+        {"status", "kind", "queue", "attempts"},
+        set(),
+        {"badge", "kind", "queue", "attempts"},
+    ]
+
+
+def test_selecting_all_tells_how_many_match_and_not_how_many_the_pages_show(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It offered "Select all 1000 parked messages" of 1,300, and an action then took all 1,300."""
+    monkeypatch.setattr(message_list, "MOST_PAGED_MESSAGES", 2)
+    monkeypatch.setattr(ParkedMessageAdmin, "list_per_page", 1)
+    cause = made.group()
+    for _ in range(3):
+        made.message(cause)
+    counted, uncounted = (Page(page.get(LIST, words)).text for words in ({}, {"state": "all"}))
+
+    assert "Select all 3 that match" in counted
+    assert "Select all 2+ that match" in uncounted
+
+
+def test_an_action_on_ticked_messages_is_one_button(page: Client) -> None:
+    """Each took three clicks: the list of actions, one of them, and Run."""
+    one = made.message(business_key="PAY-1")
+    seen = Page(page.get(LIST))
+    _form, pressed = seen.form_with("Discard…")
+    actions = [given["value"] for tag, given in seen.tags if tag == "input" and given.get("name") == "action"]
+    asks = page.post(LIST, {**pressed, "action": actions, "_selected_action": one.pk}, follow=True)
+
+    assert "Discard PAY-1" in Page(asks).text
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"state": State.REQUEUED}, "Requeued"),
+        ({"state": State.ON_HOLD, "held_until": datetime(2031, 12, 24, 12, 0, tzinfo=UTC)}, "On hold until 12-24"),
+    ],
+)
+def test_the_status_of_a_message_in_the_list_is_short(page: Client, fields: dict[str, Any], said: str) -> None:
+    """Rows were two to four lines high, of a date or a sentence in the badge."""
+    made.message(business_key="PAY-1", **fields)
+    text = Page(page.get(LIST, {"state": "all"})).text
+
+    assert f"{said} PAY-1" in text
 
 
 def test_a_wide_screen_shows_which_of_the_parked_messages_was_discarded_before(page: Client) -> None:

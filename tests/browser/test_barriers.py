@@ -36,7 +36,7 @@ BUTTONS = """[...document.querySelectorAll('main :is(button, a.rmq-button, summa
   .filter((one) => one.checkVisibility() && !one.matches('.visually-hidden')).map((one) => one.textContent.trim())"""
 NARROW = """document.querySelector('#content').offsetWidth < 0.95 * document.documentElement.clientWidth"""
 FIRST = """:is(.rmq-main, .rmq-danger, #rmq-actions :is(a, button, input), #rmq-ticked button, .rmq-needs a,
-  #changelist-form .actions select)"""
+  #changelist-form .actions :is(select, button))"""
 ACTS = "(first) => [...document.querySelectorAll(first)].some((one) => one.checkVisibility() && !one.disabled)"
 """Whether a page has something to do."""
 IDLE = {
