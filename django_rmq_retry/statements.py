@@ -33,7 +33,9 @@ class _OneOf(Lookup):
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         column, params = self.process_lhs(compiler, connection)
-        return f"{column} = ANY(%s)", (*params, self.rhs)
+        # Drivers choose the smallest type of numbers, and PostgreSQL hashes a list only if its type is the column's.
+        kind = "::bigint[]" if self.rhs and isinstance(self.rhs[0], int) else ""
+        return f"{column} = ANY(%s{kind})", (*params, self.rhs)
 
 
 def one_of(column: str, values: Collection[Any], *, using: str) -> Q:

@@ -447,7 +447,8 @@ def _copies(selection: Selection, now: datetime) -> Q:
     alike = one_of("message__content", {content for _pk, content in some}, using=using)
     under_way = one_of("pk", list(_under_way().filter(alike, message__has_siblings=True)), using=using)
     copies = ParkedMessage.objects.using(using).filter(chosen, kept_back(chosen, under_way, now)).order_by()
-    return one_of("pk", list(copies.values_list("pk", flat=True)), using=using)
+    # The mark first, so only few rows are looked up in the list.
+    return Q(has_siblings=True) & one_of("pk", list(copies.values_list("pk", flat=True)), using=using)
 
 
 def _of_key_of(others: Q) -> Q:
