@@ -24,7 +24,10 @@ pytestmark = pytest.mark.slow
 
 NEEDED = ("sphinx", "furo", "myst_parser", "sphinx_copybutton", "sphinxext.opengraph")
 ADDRESS = "https://django-rmq-retry.readthedocs.io/en/latest/"
-CAPTIONS = ("Start", "Choose", "Concepts", "How-to", "Operate", "Reference", "Evidence", "Contributing")
+CAPTIONS = (
+    *("Start", "Publish and consume", "Handle failures", "Operate"),
+    *("Migrate", "Reference", "Trust", "Contribute"),
+)
 PHONE, DESK = 390, 1280
 KINDS = ("index", "start/install", "howto/publishing", "reference/exit-codes", "contributing/contributing")
 """A page of each kind: home, steps, examples with tables, a reference, an included page."""
