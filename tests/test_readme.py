@@ -1,38 +1,22 @@
-"""The README: a reader does what it says in a new project, and other packages have the defaults that it states."""
+"""The README: a reader does what it says in a new project."""
 
-import inspect
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.tooling.pages import ROOT, blocks
-from tests.tooling.services import Unavailable, go_without
 from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 BLOCKS = blocks(ROOT / "README.md")
 PATIENCE = 90
-
-
-def peer(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError:
-        go_without(Unavailable(None, f"{module} is not installed. Run `pip install --group clients`."))
-
-
-def default(function: object, parameter: str) -> object:
-    assert callable(function)
-    return inspect.signature(function).parameters[parameter].default
 
 
 class Reader:
@@ -96,23 +80,3 @@ def test_the_quick_start_of_the_readme_works(tmp_path: Path) -> None:
 
     assert "charged 5" in log.read_text()
     assert log.read_text().count("event=retry ") == 3
-
-
-def test_the_comparison_states_the_celery_defaults() -> None:
-    task = peer("celery.app.task").Task
-
-    assert peer("celery.app.defaults").NAMESPACES["task"]["acks_late"].default is False
-    assert task.max_retries == 3
-    # A retry waits in the broker only if the exchange is no direct one.
-    assert peer("celery.app.defaults").NAMESPACES["task"]["default_exchange_type"].default == "direct"
-    # So a task is acked even with acks_late, if its pool's process is killed.
-    assert not task.reject_on_worker_lost
-    assert not default(peer("amqp").Connection.__init__, "confirm_publish")
-
-
-def test_the_comparison_states_the_dramatiq_defaults() -> None:
-    broker = peer("dramatiq.brokers.rabbitmq")
-
-    assert default(broker.RabbitmqBroker.__init__, "confirm_delivery") is False
-    assert broker.DEAD_MESSAGE_TTL == 7 * 24 * 60 * 60 * 1000
-    assert default(peer("dramatiq.middleware").Retries.__init__, "max_retries") == 20
