@@ -79,7 +79,7 @@ def restarts(night: Night) -> Steps:
         yield
 
 
-@scene("The broker was away")
+@scene("The broker was down")
 def without_broker(night: Night) -> Steps:
     night.deploy("charge")
     with ExitStack() as consumer:
@@ -162,7 +162,7 @@ def outbox(night: Night) -> Steps:
             yield
 
 
-@scene("The database was away")
+@scene("The database was down")
 def without_database(night: Night) -> Steps:
     night.deploy("charge", **away())
     with night.broker():
@@ -175,7 +175,7 @@ def without_database(night: Night) -> Steps:
             yield
 
 
-@scene("A line has halted")
+@scene("A strict-order queue is stuck")
 def halted(night: Night) -> Steps:
     night.deploy("post")
     with night.broker():

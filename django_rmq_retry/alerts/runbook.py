@@ -8,9 +8,9 @@ from django_rmq_retry.health.rules import Area, Code
 
 PAGE = "https://django-rmq-retry.readthedocs.io/en/latest/operate/runbook.html"
 OF_AREA: Mapping[Area, str] = {
-    Area.BROKER: "the-broker-was-away",
+    Area.BROKER: "the-broker-was-down",
     Area.CONSUMERS: "a-queue-grows",
-    Area.DATABASE: "the-database-was-away",
+    Area.DATABASE: "the-database-was-down",
     Area.PARKED: "payments-are-parked",
 }
 """The sections for findings whose rule names none; without one, the list of symptoms."""

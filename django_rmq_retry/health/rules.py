@@ -268,7 +268,7 @@ class Code(Enum):
         why=_("It keeps its order: all later messages wait until its first message succeeds.%(waiting)s"),
         fix="Correct the cause of the error; the queue resumes with the next attempt that succeeds.",
         page=ActingPage.QUEUES,
-        runbook="a-line-has-halted",
+        runbook="a-strict-order-queue-is-stuck",
         known_as="HALTED",
     )
     NO_CONSUMER = _error(Area.CONSUMERS)(

@@ -40,7 +40,7 @@ def test_the_page_lists_each_metric_with_its_type_and_labels(printed: Printed) -
 
 
 def test_a_web_process_shows_the_same_figures(printed: Printed) -> None:
-    figures = set(re.findall(r"^\| `(rmq_retry_\w+)`", PAGE.partition("## Figures of")[2], re.MULTILINE))
+    figures = set(re.findall(r"^\| `(rmq_retry_\w+)`", PAGE.partition("## Metrics of database")[2], re.MULTILINE))
 
     assert {name: one.labels for name, one in printed.web.items()} == {
         name: printed.consumer[name].labels for name in figures
