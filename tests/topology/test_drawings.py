@@ -7,6 +7,7 @@ import pytest
 
 from django_rmq_retry import DeadLetter, Exchange, Queue, RetryThenPark, WaitQueue
 from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues_of
+from django_rmq_retry.handlers.layout import copies_of, layout
 from django_rmq_retry.policies import Policy
 from django_rmq_retry.topology import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role, Topology
 from django_rmq_retry.topology.drawings import (
@@ -21,7 +22,6 @@ from django_rmq_retry.topology.drawings import (
     text,
 )
 from tests.handlers.factories import topology_of
-from tests.tooling.drawings import shape_of
 
 HOSTILE = "<script>alert('1')</script>\"&\x1b[2J\x00|]]>"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -38,7 +38,7 @@ def shaped(policy: Policy, *more: Exchange | Queue) -> tuple[Shape, Topology]:
     found: tuple[WorkQueue, ...] = work_queues_of(
         [Subscription(name="h", run=lambda _: None, queue=queue, policy=policy, park="work.parked")]
     )
-    return shape_of(found, extra=more), topology_of(*found[0].subscriptions, extra=more)
+    return Shape.of(layout(found, extra=more), copies_of(found)), topology_of(*found[0].subscriptions, extra=more)
 
 
 def tree(drawn: str) -> ElementTree.Element:
