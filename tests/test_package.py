@@ -86,7 +86,7 @@ def test_each_supported_version_has_a_classifier_and_a_test_lane(built: Built) -
 def test_the_metadata_names_the_projects_pages(built: Built) -> None:
     urls = built.metadata.get_all("Project-URL", [])
 
-    assert [url.partition(",")[0] for url in urls] == ["Documentation", "Source", "Changelog", "Issues"]
+    assert [url.partition(",")[0] for url in urls] == ["Documentation", "Source", "Changelog", "Issues", "Security"]
 
 
 @pytest.mark.nightly

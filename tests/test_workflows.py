@@ -128,6 +128,20 @@ def test_the_security_page_names_each_supported_version() -> None:
     assert rows["Python"].split(", ") == sorted({python for pythons in LANES.values() for python in pythons})
 
 
+def test_newer_versions_are_looked_for_wherever_one_is_named() -> None:
+    named = {
+        "docker": "Dockerfile",
+        "docker-compose": "compose.yaml",
+        "github-actions": ".github/workflows/*.yml",
+        "pip": "pyproject.toml",
+    }
+    updates = read(ROOT / ".github/dependabot.yml")["updates"]
+    folders = {one["package-ecosystem"]: one["directory"].lstrip("/") for one in updates}
+
+    assert folders.keys() == named.keys()
+    assert [kind for kind, files in named.items() if not list((ROOT / folders[kind]).glob(files))] == []
+
+
 def test_each_path_in_codeowners_exists() -> None:
     lines = (ROOT / ".github/CODEOWNERS").read_text().splitlines()
     patterns = [line.split()[0] for line in lines if line and not line.startswith("#")]
