@@ -31,6 +31,7 @@ from django_rmq_retry.handlers.contracts import Gate
 from django_rmq_retry.handlers.handler import Handler
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
+from django_rmq_retry.messages import codecs
 from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.parked_copy import read_parked
@@ -103,7 +104,7 @@ def parked(delivery: Delivery, codec: Codec, homes: Mapping[str, str]) -> Parked
 
 def decoded(delivery: Delivery, codec: Codec = JSON) -> Any:
     with suppress(RmqRetryError):
-        return codec.decode(delivery.body, delivery.properties)
+        return codecs.decoded(delivery, codec)
     return None
 
 
