@@ -76,6 +76,8 @@ def test_every_example_runs(page: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RABBIT_PASSWORD", "made-up")
         patched.setenv("ALERTS_SECRET", "made-up-and-long-enough")
+        patched.setenv("CLOUDAMQP_URL", "amqps://made:up@rabbit.example.com/up")
+        patched.setenv("PAYLOAD_KEY", "made-up")
         for block in blocks(page):
             if block.kind == "python":
                 run(block, namespace)

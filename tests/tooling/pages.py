@@ -21,7 +21,7 @@ PAGES = (ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if "_bu
 FENCE = re.compile(r"^(?P<indent> *)```(?P<kind>[\w{}-]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 READERS_OWN = (
     *("payments", "bank", "shop"),
-    *("celery", "django_tasks_db", "httpx", "structlog", "sentry_sdk", "prometheus_client"),
+    *("celery", "cryptography", "django_tasks_db", "httpx", "structlog", "sentry_sdk", "prometheus_client"),
 )
 
 
