@@ -41,7 +41,7 @@ def test_celery_acknowledges_before_the_task_and_retries_three_times() -> None:
     assert stated(COMPARED, "Celery", "Acknowledged").startswith("before the task") is not acks_late
     assert stated(COMPARED, "Celery", "Default attempts") == f"1; on request {task.max_retries} retries"
     # So a task is acked even with acks_late, if its pool's process is killed.
-    assert (stated(README, "Celery on RabbitMQ", "A worker is killed") == "its tasks are lost") is not bool(
+    assert (stated(README, "Celery on RabbitMQ", "A worker is killed") == "running tasks are lost") is not bool(
         task.reject_on_worker_lost
     )
 
