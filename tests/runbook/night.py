@@ -32,9 +32,10 @@ STEADY = (
     (re.compile(r"--selection \S+"), "--selection TOKEN"),
     (re.compile(r"\w+@[\w.-]+"), "WHO"),
     (re.compile(r"Process \d \(pid \d+\)"), "Process N"),
+    (re.compile(r"\btests\.runbook\.handlers:"), "bank.handlers:"),
     (re.compile(r"\s+"), " "),
 )
-"""The parts of an output that differ from run to run, and the width of its columns."""
+"""The parts of an output that differ from run to run, the module of the scenes, and the width of its columns."""
 
 
 def steady(line: str) -> str:
