@@ -25,8 +25,9 @@ def ids(cell: str) -> list[str]:
 
 
 def rows() -> list[list[str]]:
-    """Return the cells of each row of the matrix that begins with ids."""
-    return [row.split(" | ") for row in re.findall(rf"^\| ({IDS} \| .+) \|$", MATRIX, re.MULTILINE)]
+    """Return the ids of each row of the matrix, the failure and the result."""
+    found = re.findall(rf"^\| \*\*({IDS})\*\* (.+) \|$", MATRIX, re.MULTILINE)
+    return [[together, *row.split(" | ")] for together, row in found]
 
 
 def proofs() -> list[tuple[str, list[str]]]:
@@ -42,7 +43,7 @@ def test_each_failure_of_the_catalogue_is_in_the_matrix_once() -> None:
 def test_each_row_of_the_matrix_states_a_failure_and_a_result() -> None:
     """No table of the matrix is without ids, and no row is short."""
     tables = [part.splitlines() for part in MATRIX.split("\n\n") if part.startswith("|")]
-    bare = [line for lines in tables for line in lines[2:] if not re.match(rf"\| {IDS} \| ", line)]
+    bare = [line for lines in tables for line in lines[2:] if not re.match(rf"\| \*\*{IDS}\*\* ", line)]
     short = [cells[0] for cells in rows() if len(cells) != 3 or not all(cells)]
 
     assert bare == []
