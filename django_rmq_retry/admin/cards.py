@@ -64,7 +64,8 @@ class Card:
     def growing(self) -> str:
         newest = self.trend.newest
         since = self.trend.newest_since
-        if since is None or not grows(newest, self.group.last_seen, database_clock.reckoned(records_alias())):
+        last = self.group.last_new or self.group.last_seen
+        if since is None or not grows(newest, last, database_clock.reckoned(records_alias())):
             return ""
         text = _("growing (+%(count)d since %(time)s)")
         return counted(text, count=newest, time=minute(since))
@@ -72,11 +73,12 @@ class Card:
     @cached_property
     def lull(self) -> str:
         """Return for how long none failed of a group that has grown; of others the time of the last failure says it."""
-        trend = self.trend
+        trend, group = self.trend, self.group
         if self.growing or not has_grown(trend.newest):
             return ""
         now = database_clock.reckoned(records_alias())
-        return growth(trend.newest, trend.newest_since, last_seen=self.group.last_seen, now=now)
+        since, seen = trend.newest_since, group.last_seen
+        return growth(trend.newest, since, last_new=group.last_new, last_seen=seen, now=now)
 
     @property
     def failed_again(self) -> bool:

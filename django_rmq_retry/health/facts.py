@@ -125,6 +125,8 @@ class LargestCause:
     """The minute of the first of them."""
     again: int
     """Messages that failed again after a requeue in the same minutes, if the last failure was one of them."""
+    last_new: datetime | None
+    """The time of its last new message's failure; None if that is not known."""
     last_seen: datetime
     """The time of its last failure, of a new message or of one that was requeued."""
     others: int
@@ -468,6 +470,7 @@ def largest_cause(now: datetime, origins: ParkedByOrigin, among: int) -> Largest
         newest_since=lately["since"],
         # A copy that was parked twice is seen later too, which is no proof of a requeue.
         again=0 if new_was_last or not facts["failed_again"] else lately["again"] or 0,
+        last_new=facts["last_new"],
         last_seen=facts["last_seen"],
         # Both were counted a moment apart, and each cause is a group at least.
         others=max(among - facts["count"], len(counts) - 1),

@@ -380,7 +380,14 @@ def _caused(survey: Survey) -> str:
     if cause is None:
         return ""
     title = f"{number(cause.count)} {cause.title}" if cause.others else cause.title
-    grown = growth(cause.newest, cause.newest_since, again=cause.again, last_seen=cause.last_seen, now=survey.at)
+    grown = growth(
+        cause.newest,
+        cause.newest_since,
+        again=cause.again,
+        last_new=cause.last_new,
+        last_seen=cause.last_seen,
+        now=survey.at,
+    )
     return f": {title}, {grown}"
 
 
@@ -442,12 +449,20 @@ def _asked_for(known: ApprovalCounts) -> Iterator[str]:
         yield text % {"request": request, "number": number(count)}
 
 
-def growth(newest: int, since: datetime | None, *, again: int = 0, last_seen: datetime, now: datetime) -> str:
+def growth(
+    newest: int,
+    since: datetime | None,
+    *,
+    again: int = 0,
+    last_new: datetime | None,
+    last_seen: datetime,
+    now: datetime,
+) -> str:
     """Say if more messages fail, as far as it is known: that none fails now may also mean that none is attempted.
 
     ``newest`` is the number of new messages ``since`` then, and ``again`` that of the last minutes' requeued ones.
     """
-    if grows(newest, last_seen, now):
+    if grows(newest, last_new or last_seen, now):
         return _("growing")
     passed = {"span": span(max(now - last_seen, timedelta()))}
     if now - last_seen < STILL_GROWS:
@@ -653,8 +668,8 @@ def in_retries(levels: Sequence[Level], survey: Survey) -> Iterator[Problem]:
 
 def in_groups(groups: Mapping[int, ErrorGroup], lately: Lately, now: datetime) -> Iterator[Problem]:
     """Yield the error groups that grow, by their new messages of the last minutes."""
-    grown = ((count, group) for group, count in lately.newest.items() if grows(count, groups[group].last_seen, now))
-    growing = sorted(grown, reverse=True)
+    last = {number: group.last_new or group.last_seen for number, group in groups.items()}
+    growing = sorted(((n, group) for group, n in lately.newest.items() if grows(n, last[group], now)), reverse=True)
     for count, group in growing[:MOST_IN_A_TEXT]:
         values = {"group": groups[group], "time": minute(lately.began[group])}
         yield Problem(code=Code.GROWS, subject=str(group), count=count, values=values)

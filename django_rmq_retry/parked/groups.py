@@ -212,9 +212,12 @@ def origins_of(groups: Collection[int]) -> dict[int, list[Origin]]:
     return origins
 
 
-def grows(newest: int, last_seen: datetime, now: datetime) -> bool:
-    """Return True if a group grows; ``newest`` is the number of its new messages since ``growth_began``."""
-    return has_grown(newest) and now - last_seen < STILL_GROWS
+def grows(newest: int, last_new: datetime, now: datetime) -> bool:
+    """Return True if a group grows; ``newest`` is the number of its new messages since ``growth_began``.
+
+    A message that was requeued and fails again is no new one, so it does not make a group grow.
+    """
+    return has_grown(newest) and now - last_new < STILL_GROWS
 
 
 def has_grown(newest: int) -> bool:

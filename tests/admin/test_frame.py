@@ -92,6 +92,19 @@ def test_a_group_card_shows_its_count_its_age_and_whether_it_grows(page: Client,
     assert "2 groups · 6 messages parked · 1 on hold" in text
 
 
+def test_a_group_does_not_grow_by_messages_that_were_requeued_and_failed_again(page: Client) -> None:
+    now = timezone.now()
+    cause = made.group()
+    for _ in range(3):
+        made.message(cause, parked_at=now - timedelta(minutes=2))
+    ErrorGroup.objects.filter(pk=cause.pk).update(last_new=now - timedelta(minutes=2), last_seen=now)
+
+    for address in (GROUPS, f"{GROUPS}{cause.pk}/change/", "/admin/rmq_retry/livestatus/"):
+        text = Page(page.get(address)).text
+        assert "GatewayTimeout" in text, address
+        assert "growing" not in text, address
+
+
 class TestOneCauseBehindTwoHandlers:
     @pytest.fixture
     def cause(self) -> ErrorGroup:
@@ -368,7 +381,7 @@ def test_the_live_status_counts_parked_and_waiting_messages(page: Client) -> Non
 
     assert "Parked in 10 minutes 1" in text
     assert "Parked 2" in text
-    assert re.search(r"Waiting until due 1 next in [45] min", text)
+    assert re.search(r"Waiting until due 1 next retry in [45] min", text)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

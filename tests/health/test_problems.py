@@ -218,6 +218,7 @@ GATEWAY = LargestCause(
     newest=9,
     newest_since=BEGAN,
     again=0,
+    last_new=ago(seconds=50),
     last_seen=ago(seconds=50),
     others=11,
 )
@@ -242,7 +243,10 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
         ],
     ),
     (
-        {"parked": ParkedCounts(count=4712, oldest=ago(hours=3)), "cause": replace(GATEWAY, last_seen=ago(minutes=2))},
+        {
+            "parked": ParkedCounts(count=4712, oldest=ago(hours=3)),
+            "cause": replace(GATEWAY, last_new=None, last_seen=ago(minutes=2)),
+        },
         [f"PARKED_MANY 4,712 messages parked: 4,000 GatewayTimeout, +9 since {SINCE}, none for 2"],
     ),
     ({"parked": ParkedCounts(count=99, oldest=ago(hours=3))}, ["PARKED 99 messages parked."]),
