@@ -12,9 +12,6 @@ from sphinx.search.en import SearchEnglish
 from sphinx.writers.html5 import HTML5Translator
 
 INIT = Path(__file__).parents[1] / "django_rmq_retry" / "__init__.py"
-WIDTH = re.compile(r'<svg [^>]*width="(\d+)"')
-COLUMN = 736
-"""The width of a page's text in pixels."""
 WORD = 30
 """A longer name may break in a cell of a table."""
 DRAWN = re.compile(r"[─│┌┐└┘├┤┬┴┼▶◀▲▼]")
@@ -115,12 +112,11 @@ class WithoutTestNames(SearchEnglish):
         return not word.startswith("test_") and super().word_filter(word)
 
 
-def mark(app: Sphinx, doctree: nodes.document) -> None:
+def mark(app: Sphinx, doctree: nodes.document) -> None:  # noqa: ARG001 - the event's signature
     """Mark what site.css or the copy button treats in its own way.
 
     A block that holds a drawing made of characters is not copied, and its lines do not wrap. The lines of a printed
-    table do not wrap on a phone if a wide screen holds them. Long names may break. A drawing wider than the text
-    scrolls at its own size.
+    table do not wrap on a phone if a wide screen holds them. Long names may break.
     """
     for block in doctree.findall(nodes.literal_block):
         if DRAWN.search(block.astext()):
@@ -132,11 +128,6 @@ def mark(app: Sphinx, doctree: nodes.document) -> None:
             name["classes"].append("test-name")
         elif len(name.astext()) > WORD:
             name["classes"].append("long")
-    for image in doctree.findall(nodes.image):
-        file = Path(app.srcdir, image["uri"])
-        width = WIDTH.search(file.read_text()) if file.suffix == ".svg" else None
-        if width and int(width[1]) > COLUMN:
-            image["classes"].append("wide")
 
 
 def stack(app: Sphinx, doctree: nodes.document) -> None:  # noqa: ARG001 - the event's signature
