@@ -30,26 +30,89 @@ release = re.findall(r'__version__ = "(.+)"', INIT.read_text())[0]
 version = release
 
 # What a reader searches for, and the page that answers it: the search has no other notion of what a page is about.
+# An answer in a section of a page has the section's anchor. scorer.js finds the words in any order.
 ANSWERS = {
-    "carriers": ("backoff", "dead letter", "delay", "waiting queue"),
-    "deploy": ("docker", "kubernetes", "logging", "systemd"),
+    "asyncapi": ("asyncapi", "schema for other teams"),
+    "async": ("async handler", "asyncio", "concurrent http calls"),
+    "audit": ("audit log", "who requeued"),
+    "backups": ("backup", "disaster recovery", "lost broker", "restore"),
+    "batches": ("batch", "batch insert", "bulk insert", "bulk_create", "import rows"),
+    "broadcast": ("broadcast", "fanout", "publish subscribe", "pubsub"),
+    "carriers": ("backoff", "dead letter", "ladder", "waiting queue", "ttl"),
+    "celery": ("autoretry_for", "celery", "celery beat", "chord", "migrate from celery"),
+    "celery-queue": ("celery message", "celery queue", "read celery"),
+    "codecs": (
+        *("codec", "compress", "decrypt", "encrypt", "encrypt payload", "encryption", "gzip"),
+        *("messagepack", "msgpack", "protobuf"),
+    ),
+    "compare": ("alternative", "compare", "dramatiq", "faststream", "procrastinate"),
+    "consumers": ("hanging worker", "stuck worker", "worker list"),
+    "cron": ("beat schedule", "cron", "nightly job", "periodic task", "recurring", "scheduler"),
+    "database-down": ("database down", "database outage", "database unavailable", "postgres down", "postgresql down"),
+    "dead-letter-loop": ("dead letter loop", "hand written consumer", "pika", "replace pika"),
+    "demo": ("demo", "try it"),
+    "deploy": ("docker", "graceful shutdown", "max memory", "prefetch", "sigterm", "supervisor", "systemd", "threads"),
+    "doctor": ("diagnose", "doctor", "health check"),
+    "embedded": ("embedded broker", "without rabbitmq"),
     "exit-codes": ("exit code", "exit status"),
-    "guarantees": ("at least once", "exactly once", "guarantee"),
-    "monitoring": ("alerts", "metrics", "prometheus"),
-    "once": ("duplicate", "idempotency", "inbox"),
-    "order": ("ordering", "ordering key"),
-    "outbox": ("outbox", "transaction"),
-    "pausing": ("circuit breaker", "pause", "rate limit"),
-    "permissions": ("permission", "role"),
-    "policies": ("attempts", "policy", "retry"),
-    "publishing": ("publish",),
-    "requeueing": ("parked", "parked message", "requeue"),
-    "settings": ("configuration", "setting", "settings"),
+    "faq": ("production ready", "saga", "uninstall"),
+    "four-eyes": ("approval", "four eyes", "second person"),
+    "guarantees": ("at least once", "guarantee", "lose messages", "poison message"),
+    "hosted": ("amazon mq", "cloudamqp", "heroku", "hosted rabbitmq", "procfile"),
+    "incident": ("outage requeue", "requeue except", "requeue all but"),
+    "install": ("django version", "install", "pip install", "python version", "rabbitmq version", "supported version"),
+    "kubernetes": ("helm", "k8s", "kubernetes", "kubernetes manifest"),
+    "logging": ("json log", "log", "logging", "structlog"),
+    "monitoring": (
+        *("alert", "alert parked message", "dashboard", "grafana", "keda", "metrics", "prometheus"),
+        *("readiness probe", "webhook"),
+    ),
+    "never-runs": (
+        *("handler never runs", "handler not called", "handler not running", "message not consumed"),
+        *("message not processed", "message stuck", "nothing happens", "troubleshooting"),
+    ),
+    "once": ("deduplicate", "duplicate", "exactly once", "idempotency", "idempotent", "inbox"),
+    "order": ("fifo", "ordering", "ordering key", "sequential"),
+    "outbox": ("multiple databases", "outbox", "rabbitmq down", "transaction", "transaction on_commit"),
+    "pausing": ("breaker", "circuit breaker", "pause", "rate limit", "throttle"),
+    "permissions": ("permission", "rabbitmq user permission", "role"),
+    "personal-data": ("delete customer data", "erase", "gdpr", "personal data", "privacy"),
+    "policies": (
+        *("attempts", "exponential backoff", "fire and forget", "handler timeout", "max retries"),
+        *("policy", "retry", "stop retrying", "timeout"),
+    ),
+    "priorities": ("max_priority", "priority", "urgent message"),
+    "publishing": (
+        *("at a time", "countdown", "delay", "delay message", "delayed message", "eta", "publish"),
+        *("publish many", "rpc", "schedule message", "send message later"),
+    ),
+    "recipes": ("cookbook", "examples", "recipe"),
+    "recipes#cancel-a-delayed-message": ("cancel delayed message", "cancel message", "revoke"),
+    "recipes#debug-a-parked-message-on-your-machine": ("debug parked message", "export import message", "reproduce"),
+    "recipes#empty-the-queues-and-exit": ("burst", "run once and exit"),
+    "recipes#skip-a-message-that-is-out-of-date": ("discard old message", "skip message", "stale message"),
+    "records": ("data retention", "retention", "tables"),
+    "requeueing": (
+        *("discard", "edit message", "parked", "parked message", "replay", "requeue", "requeue id"),
+        *("requeue list", "requeue list ids", "resend"),
+    ),
+    "runbook": ("incident", "on call", "runbook"),
+    "scaling": ("cluster", "pgbouncer", "scale", "scaling"),
+    "sentry": ("error tracking", "sentry"),
+    "settings": ("configuration", "mask", "mask card number", "setting", "settings", "tls"),
     "signals": ("signal",),
-    "testing": ("pytest", "test"),
-    "topology": ("declare", "exchange", "queue"),
-    "two-services": ("correlation id", "reply", "reply queue"),
-    "upgrading": ("upgrade",),
+    "speed": ("benchmark", "performance", "speed", "throughput"),
+    "take-over": ("existing queue", "existing topology"),
+    "tasks": ("django tasks", "task backend"),
+    "testing": ("mock", "pytest", "test", "test handler", "unit test", "unit test handler"),
+    "topology": ("change queue", "declare", "delete queue", "exchange", "purge queue", "queue", "rename queue"),
+    "tracing": ("jaeger", "opentelemetry", "trace", "tracing"),
+    "tutorial": ("getting started", "tutorial"),
+    "two-services": ("correlation id", "microservices", "reply", "reply queue"),
+    "typed": ("dataclass", "message schema", "message version", "pydantic", "typed message", "validate"),
+    "untrusted": ("malicious", "partner publisher", "security model", "untrusted", "untrusted publisher"),
+    "upgrading": ("deploy without downtime", "rolling update", "upgrade", "zero downtime"),
+    "virtual-hosts": ("multiple brokers", "second broker", "shared broker", "two brokers", "vhost", "virtual host"),
 }
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinxext.opengraph"]
@@ -158,14 +221,20 @@ class WithHeadings(HTML5Translator):
 
 
 def answer(app: Sphinx, doctree: nodes.document) -> None:
-    """Enter a page under the words that it answers; the search puts such a page first."""
-    words = ANSWERS.get(Path(app.env.docname).name, ())
-    if words:
-        doctree.insert(0, addnodes.index(entries=[("single", word, "", "main", None) for word in words]))
+    """Enter a page or a section under the words that it answers; the search puts it first."""
+    name = Path(app.env.docname).name
+    places = {"": doctree, **{anchor: part for part in doctree.findall(nodes.section) for anchor in part["ids"]}}
+    for key, words in ANSWERS.items():
+        file, _, anchor = key.partition("#")
+        if file == name:
+            places[anchor].insert(0, addnodes.index(entries=[("single", word, anchor, "main", None) for word in words]))
 
 
 def setup(app: Sphinx) -> None:
     """Add to Sphinx what it has no option for."""
+    pages = {path.stem for path in Path(app.srcdir).rglob("*.md")}
+    if gone := {key.partition("#")[0] for key in ANSWERS} - pages:
+        raise ValueError(f"ANSWERS names pages that do not exist: {', '.join(sorted(gone))}")
     app.add_search_language(WithoutTestNames)
     app.set_translator("html", WithHeadings)
     app.connect("doctree-read", mark)
