@@ -133,6 +133,7 @@ def status(message: ParkedMessage) -> SafeString:
 def marks(message: ParkedMessage) -> SafeString:
     """Return what else an operator has to know of a message before it is sent."""
     known = (
+        (getattr(message, "handled_twice", False), pgettext("message", "handled twice")),
         (message.unconfirmed, _("may have been delivered")),
         (message.open and message.succeeded_at is not None, _("handled already")),
         (message.open and message.came_back, _("discarded before")),

@@ -11,7 +11,7 @@ from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
-from django.db.models import QuerySet, Subquery, Sum
+from django.db.models import Exists, OuterRef, QuerySet, Subquery, Sum
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
@@ -27,7 +27,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.markup import visible
 from django_rmq_retry.messages.reasons import Reason
-from django_rmq_retry.models import ErrorGroup, ParkedMessage, ParkedOrigin, State
+from django_rmq_retry.models import ErrorGroup, ParkedMessage, ParkedOrigin, RequeueItem, State
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.database import records_alias
@@ -354,7 +354,8 @@ class MessageList(ChangeList):
         self.searched = searched(request, self.query.strip())
         self.begins = "begins" in self.searched
         last = ParkedMessage.objects.order_by("-pk").values("pk")[:1]
-        self.queryset = self.queryset.annotate(newest=Subquery(last))
+        twice = Exists(RequeueItem.objects.filter(message=OuterRef("pk"), handled__gt=1))
+        self.queryset = self.queryset.annotate(newest=Subquery(last), handled_twice=twice)
         super().get_results(request)
         self.capped = bool(getattr(self.paginator, "capped", False))
         if self.capped:

@@ -27,7 +27,6 @@ from django_rmq_retry.attempts.history import (
     count_attempts,
     failures_counted,
     first_failure,
-    handlings,
     lost_attempts,
 )
 from django_rmq_retry.conf import settings
@@ -57,6 +56,7 @@ from django_rmq_retry.parked.links import message_links
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outcome_texts import (
     DECIDED_BY,
+    Handled,
     copies_of,
     discarded_before,
     erased,
@@ -209,7 +209,8 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
             next((act for act in acts if act.action == DECIDED_BY.get(message.state)), None),
             handled,
         ),
-        handled_badge=_handled_badge(len(handled)),
+        handled_badge=_handled_badge(handled),
+        twice_in=handled.run,
         unrecorded=lost,
         parked_by=labels.PARKED_BY.get(message.by, message.by),
         buttons=_buttons(pages, request, message),
@@ -228,14 +229,14 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
     )
 
 
-def _handled_badge(times: int) -> SafeString | str:
+def _handled_badge(handled: Handled) -> SafeString | str:
     """Return a warning beside the state of a message whose handler did its work more than once."""
-    if times < 2:  # noqa: PLR2004 - once is as it should be
+    if not handled.again:
         return ""
     text = pgettext("message", "Handled twice")
-    if times > 2:  # noqa: PLR2004
+    if handled.count > 2:  # noqa: PLR2004
         text = pgettext("message", "Handled %(count)d times")
-    return badge(MIXED, text % {"count": times})
+    return badge(MIXED, text % {"count": handled.count})
 
 
 def _edited_since(message: ParkedMessage, acts: list[OperatorAction]) -> OperatorAction | None:
@@ -349,7 +350,7 @@ def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, An
     seen = [action for action in actions if not no_activity and (not only_own or action.actor_id == request.user.pk)]
     shown = {
         "items": items,
-        "handled": handlings(attempts),
+        "handled": Handled.of(attempts, items),
         "events": timeline(message, attempts[:MOST_ATTEMPTS_SHOWN], actions, items, retries),
         "more_attempts": len(attempts) > MOST_ATTEMPTS_SHOWN,
         "all_attempts": attempts if len(attempts) <= MOST_ATTEMPTS_SHOWN else None,

@@ -13,6 +13,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.database_clock import stated_time
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.exit_codes import Exit
+from django_rmq_retry.health.rules import Code
 from django_rmq_retry.management.arguments import MOST_LISTED, add_limit, positive
 from django_rmq_retry.management.command import Options, RmqCommand, usage_error
 from django_rmq_retry.management.parked_choice import add_choice, keys_data, keys_from, report_keys, selection_of
@@ -32,7 +33,15 @@ from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.key_lists import Lookup, current_matches, look_up
 from django_rmq_retry.parked.links import message_links
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.outcome_texts import copies_of, discard_of, discarded_before, others_of_key, outcome_of
+from django_rmq_retry.parked.outcome_texts import (
+    Handled,
+    copies_of,
+    discard_of,
+    discarded_before,
+    handled_of,
+    others_of_key,
+    outcome_of,
+)
 from django_rmq_retry.parked.selection import PageEnd, number_in, numbers_of, pages
 from django_rmq_retry.parked.transfer import as_data
 
@@ -135,7 +144,7 @@ def _named(command: RmqCommand, text: str) -> ParkedMessage:
     return found[0]
 
 
-def _head(row: ParkedMessage, failed: int) -> Iterator[str]:
+def _head(row: ParkedMessage, failed: int, handled: Handled) -> Iterator[str]:
     """Yield what happened to a message: its state and who decided it, then its error."""
     yield f"{row.type} {row}".strip() + f"  #{row.pk}"
     if row.came_back:
@@ -143,7 +152,10 @@ def _head(row: ParkedMessage, failed: int) -> Iterator[str]:
     for other, sentence in (*copies_of(row), *others_of_key(row)):
         yield f"{sentence} #{other.pk}"
     parked = f"Parked {local(row.parked_at)}: {reason_text(row.reason)} after {plural(failed, 'attempt')}."
-    yield " ".join(filter(None, (outcome_of(row), "Earlier:" if not row.open else "", parked)))
+    yield " ".join(filter(None, (outcome_of(row, handled), "Earlier:" if not row.open else "", parked)))
+    if handled.run:
+        run = f"It was handled twice in requeue run {handled.run}."
+        yield f"{run} {Code.HANDLED_TWICE.value.why}"
     if row.error:
         yield ": ".join(filter(None, (row.error, row.error_text.replace("\n", " "))))
 
@@ -242,6 +254,7 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
     some = list(attempts if options["attempts"] == "all" else attempts[:1])
     lost = lost_attempts(row, next((found["n"] for found in failures_counted(row)), None))
     links = message_links(row, [key.value for key in sorted(row.keys.all(), key=lambda key: key.pk)])
+    handled = handled_of(row)
     if options["json"]:
         entries = None if died is None else [_death(one) for one in died]
         command.document(
@@ -251,13 +264,15 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
             deaths=entries,
             attempts=[_attempt(one) for one in some],
             lost_attempts=lost.count if lost else 0,
+            handled=handled.count,
+            handled_twice_in_run=handled.run,
             body=body,
             links=links,
         )
         return Exit.DONE
     counts = count_attempts(row, lost)
     attempted = [_attempt_line(one, terminal=command.stdout.isatty()) for one in some]
-    for line in (*_head(row, counts.failed), "", *_facts(row, links), *_deaths_lines(died), *attempted):
+    for line in (*_head(row, counts.failed, handled), "", *_facts(row, links), *_deaths_lines(died), *attempted):
         command.line(line)
     known = attempts.count()
     if len(some) < known:

@@ -1,13 +1,14 @@
 """What became of a parked message or a request, and who decided it: one sentence for pages, commands and refusals."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from django.db.models import Case, Q, Subquery, Value, When
 from django.utils.translation import gettext as _
-from django.utils.translation import pgettext
+from django.utils.translation import ngettext, pgettext
 
 from django_rmq_retry.attempts.history import attempts_of, handlings
 from django_rmq_retry.models import (
@@ -36,29 +37,54 @@ MOST_COPIES_SHOWN = 5
 DECIDING = (Action.DISCARD, Action.HOLD, Action.REQUEUE)
 
 
-def outcome(
-    message: ParkedMessage, run: RequeueRun | None, act: OperatorAction | None, handled: Sequence[Attempt]
-) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handled:
+    """How often the handler is known to have done its work for a message."""
+
+    count: int
+    attempts: Sequence[Attempt]
+    """Those of which it is known when and where: a process that is killed may leave its success, and no attempt."""
+    run: int | None
+    """The last requeue run whose copy was handled more than once."""
+
+    @classmethod
+    def of(cls, attempts: Iterable[Attempt], items: Iterable[RequeueItem]) -> "Handled":
+        """Join the attempts of a message with its places in requeue runs, the latest place first."""
+        known = handlings(attempts)
+        times, run = Counter(one.cycle for one in known), None
+        for item in items:
+            times[item.cycle] = max(times[item.cycle], item.handled)
+            run = run or (item.run_id if item.handled > 1 else None)
+        return cls(count=times.total(), attempts=known, run=run)
+
+    @property
+    def again(self) -> bool:
+        """True if it did it more than once."""
+        return self.count > 1
+
+    def __str__(self) -> str:
+        """Return when and by which processes a message was handled more than once; empty if it was not."""
+        if not self.again:
+            return ""
+        each = _("{when} by {process}")
+        shown = self.attempts[:MOST_HANDLINGS]
+        times = [each.format(when=second(one.ended_at), process=f"{one.host}:{one.pid}") for one in shown]
+        times += ["…"] if len(self.attempts) > MOST_HANDLINGS else []
+        unknown = self.count - len(self.attempts)
+        if unknown:
+            text = ngettext("once at an unknown time", "%(count)d times at unknown times", unknown)
+            times.append(text % {"count": unknown})
+        text = _("Handled twice: {times}.") if self.count == 2 else _("Handled {count} times: {times}.")  # noqa: PLR2004
+        return text.format(count=self.count, times=", ".join(times))
+
+
+def outcome(message: ParkedMessage, run: RequeueRun | None, act: OperatorAction | None, handled: Handled) -> str:
     """Return what became of the message since it was parked; empty while it is parked.
 
-    ``run`` is the last one that sent it, ``act`` the action that put it into its state, ``handled`` are the attempts
-    in which its handler did its work.
+    ``run`` is the last one that sent it, ``act`` the action that put it into its state.
     """
-    parts = (handled_again(handled), _ended(message, run, act), erased(message))
+    parts = (str(handled), _ended(message, run, act), erased(message))
     return " ".join(filter(None, parts))
-
-
-def handled_again(handled: Sequence[Attempt]) -> str:
-    """Return when and by which processes a message was handled more than once; empty if it was not."""
-    if len(handled) < 2:  # noqa: PLR2004 - once is as it should be
-        return ""
-    each = _("{when} by {process}")
-    times = [
-        each.format(when=second(one.ended_at), process=f"{one.host}:{one.pid}") for one in handled[:MOST_HANDLINGS]
-    ]
-    more = ["…"] if len(handled) > MOST_HANDLINGS else []
-    text = _("Handled twice: {times}.") if len(handled) == 2 else _("Handled {count} times: {times}.")  # noqa: PLR2004
-    return text.format(count=len(handled), times=", ".join([*times, *more]))
 
 
 def discarded_before(message: ParkedMessage, act: OperatorAction | None) -> str:
@@ -175,14 +201,21 @@ def _ended(message: ParkedMessage, run: RequeueRun | None, act: OperatorAction |
     return ""
 
 
-def outcome_of(message: ParkedMessage) -> str:
-    """Return the same, with the run, the action and the attempts from the database."""
+def handled_of(message: ParkedMessage) -> Handled:
+    """Return how often a message was handled, from the database."""
+    if not message.succeeded_at:
+        return Handled(count=0, attempts=(), run=None)
+    items = RequeueItem.objects.filter(message=message.pk, handled__gt=0).order_by("-pk")
+    return Handled.of(attempts_of(message).filter(verdict=ACK.name), items)
+
+
+def outcome_of(message: ParkedMessage, handled: Handled | None = None) -> str:
+    """Return what became of the message, with the run, the action and the attempts from the database."""
     items = RequeueItem.objects.filter(message=message.pk, sent_at__isnull=False).select_related("run")
     item = items.order_by("-pk").first() if message.state not in DECIDED_BY else None
     acts = OperatorAction.objects.filter(acts_on([message.pk], runs=()), action=DECIDED_BY.get(message.state, ""))
     act = acts.order_by("-number").first() if message.state in DECIDED_BY else None
-    done = handlings(attempts_of(message).filter(verdict=ACK.name)) if message.succeeded_at else []
-    return outcome(message, item.run if item else None, act, done)
+    return outcome(message, item.run if item else None, act, handled or handled_of(message))
 
 
 def decided_meanwhile(selection: Selection) -> str:

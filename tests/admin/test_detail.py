@@ -36,6 +36,7 @@ from tests.operators.invariants import check_audit_log
 from tests.parked.arrivals import by_us, store, the_record
 
 pytestmark = pytest.mark.django_db
+LISTED = "/admin/rmq_retry/parkedmessage/"
 IBAN = "DE89370400440532013000"
 
 
@@ -125,6 +126,33 @@ def test_a_message_that_was_handled_twice_says_so_first_and_in_its_timeline(page
     assert text.count("Attempt 1 succeeded") == 1
     assert text.index("Handled again: attempt 1 succeeded") < text.index("Attempt 1 succeeded")
     assert "Handled twice" in run("rmq_parked", "show", str(one.pk)).out
+
+
+def test_a_message_is_handled_twice_although_the_first_process_was_killed_before_it_wrote_its_attempt(
+    page: Client,
+) -> None:
+    """Its page said "Processed" and no more, while the run that led there counted it as handled twice."""
+    one = made.message(business_key="PAY-1", state=State.PROCESSED, cycle=2, succeeded_at=timezone.now())
+    handled(one, "ack", 1, host="vm", pid=356)
+    sent = RequeueRun.objects.create(state="finished", by="ann", created_at=timezone.now(), sent=1, processed=1)
+    item = RequeueItem.objects.create(
+        run=sent, message=one, place=1, revision=1, cycle=2, handled=1, state="processed", sent_at=timezone.now()
+    )
+    listed = f"{LISTED}?state=processed"
+    before = [Page(page.get(address)).text for address in (address_of(one), listed)]
+    RequeueItem.objects.filter(pk=item.pk).update(handled=2)
+    opened, text = Page(page.get(address_of(one))), Page(page.get(address_of(one))).text
+    told, data = run("rmq_parked", "show", str(one.pk)).out, run("rmq_parked", "show", str(one.pk), "--json").data
+
+    assert not any("handled twice" in said.lower() for said in before)
+    assert re.search(r"! Handled twice .*Handled twice: [\d :-]+ by vm:356, once at an unknown time\. Processed", text)
+    assert re.search(rf"Check whether that did harm\. .* requeue run {sent.pk}", text)
+    assert f"/admin/rmq_retry/requeuerun/{sent.pk}/change/" in opened.links.values()
+    assert "once at an unknown time. Processed" in told
+    assert f"It was handled twice in requeue run {sent.pk}." in told
+    assert "Check whether that did harm." in told
+    assert (data["handled"], data["handled_twice_in_run"]) == (2, sent.pk)
+    assert "Processed handled twice" in Page(page.get(listed)).text
 
 
 def test_an_attempt_whose_parking_was_interrupted_is_not_shown_as_a_parking(page: Client) -> None:
