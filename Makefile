@@ -93,8 +93,9 @@ chaos: $(CLIENTS_READY) services
 foreign: $(READY)
 	$(PY) -m tests.foreign $(ARGS)
 
+# -E: Sphinx forgets the search's answers for each page that it doesn't build anew.
 docs: $(DOCS_READY)
-	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
+	$(PY) -m sphinx -W --keep-going -E -b html docs docs/_build/html
 
 pictures: $(BROWSER_READY)
 	$(PY) -m tests.tooling.pictures $(ARGS)
