@@ -64,6 +64,7 @@ PAGES = {
     "consumers": f"{ADMIN}/consumerprocess/",
     "outbox": f"{ADMIN}/outboxmessage/",
     "message in the outbox": f"{ADMIN}/outboxmessage/1/change/",
+    "discard in the outbox": f"{ADMIN}/outboxmessage/1/discard/",
     "second persons": f"{ADMIN}/approvalrequest/",
     "an act for a second person": f"{ADMIN}/approvalrequest/1/change/",
     "blocked keys": f"{ADMIN}/blockedkey/",

@@ -193,7 +193,8 @@ class TestListing:
 
     def test_listing_needs_no_broker(self, away: None) -> None:
         run = started(8, planned=True)
-        run = drive_run(run, outcomes=True, for_seconds=2)
+        while run.listing:
+            run = drive_run(run, outcomes=True, for_seconds=2)
 
         assert (run.items.count(), run.state, run.wait) == (8, RunState.PLANNED, RunWait.BROKER_AWAY)
 
