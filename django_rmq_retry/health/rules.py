@@ -123,8 +123,21 @@ def _information(area: Area) -> Callable[..., Rule]:
 
 @unique
 class Code(Enum):
-    """What can be wrong, with its rule; the most harmful first."""
+    """What can be wrong, with its rule; the most harmful first: what may have cost money already, errors, warnings."""
 
+    HANDLED_TWICE = _warning(Area.PARKED)(
+        text=ngettext_lazy(
+            "Requeue run %(subject)s: at least %(number)s message was handled twice.",
+            "Requeue run %(subject)s: at least %(number)s messages were handled twice.",
+            "count",
+        ),
+        why=_(
+            "Handled twice: the broker delivered a copy again before it had the acknowledgement, and the handler did "
+            "its work again. Check whether that did harm. A handler with once=True does not run again."
+        ),
+        fix="manage.py rmq_parked list --handled-twice-of-run %(subject)s",
+        page=ActingPage.RUN,
+    )
     BROKER_AWAY = _error(Area.BROKER)(
         text=_("The broker at %(address)s cannot be reached: %(reason)s."),
         why="No handler runs. Messages published inside a transaction wait in the outbox; others fail.",
@@ -421,19 +434,6 @@ class Code(Enum):
         line="%(messages)s parked, more than %(limit)d",
         why="The limit was passed as --max-parked.",
         fix="manage.py rmq_parked groups",
-    )
-    HANDLED_TWICE = _warning(Area.PARKED)(
-        text=ngettext_lazy(
-            "Requeue run %(subject)s: at least %(number)s message was handled twice.",
-            "Requeue run %(subject)s: at least %(number)s messages were handled twice.",
-            "count",
-        ),
-        why=_(
-            "Handled twice: the broker delivered a copy again before it had the acknowledgement, and the handler did "
-            "its work again. Check whether that did harm. A handler with once=True does not run again."
-        ),
-        fix="manage.py rmq_parked list --handled-twice-of-run %(subject)s",
-        page=ActingPage.RUN,
     )
     RUN_PAUSED = _warning(Area.PARKED)(
         text=_("Requeue run %(subject)s paused itself%(explanation)s."),

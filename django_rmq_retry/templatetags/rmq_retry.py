@@ -24,8 +24,8 @@ from django_rmq_retry.parked.four_eyes import needs_second
 from django_rmq_retry.parked.operators import LABEL, refusal
 
 LEADING = (Code.HANDLED_TWICE, Code.RUN_PAUSED)
-"""Money may have moved twice; and a run that paused itself sends nothing, while its operator may believe that it does.
-"""
+"""What a few lines must not leave out: money that may have moved twice, and a run that paused itself, which sends
+nothing while its operator may believe that it does."""
 register = template.Library()
 register.filter("rmq_ago", markup.time_ago)
 register.filter("rmq_badge", markup.badge)
@@ -89,15 +89,17 @@ def rmq_card(context: Context, most: int = 5) -> dict[str, Any]:
         return {}
     with suppress(Error):
         summary = pages.summary(request)
-        needs = _leading(summary["needs"])
-        return {**summary, "needs": needs[:most], "more": max(0, len(needs) - most)}
+        needs = _few(summary["needs"], most)
+        return {**summary, "needs": needs, "more": len(summary["needs"]) - len(needs)}
     return {}
 
 
-def _leading(needs: Sequence[Any]) -> list[Any]:
-    """Return the findings, in front what a few lines must not leave out; one of each, so that it hides no others."""
+def _few(needs: Sequence[Any], most: int) -> list[Any]:
+    """Return the findings for a few lines, in their order: with one of each leading kind, which hides no others."""
     leads = [one for code in LEADING for one in [need for need in needs if need.problem.code is code][:1]]
-    return leads + [need for need in needs if need not in leads]
+    others = [need for need in needs if need.problem.code not in LEADING]
+    chosen = [*leads, *others, *(need for need in needs if need not in leads)][:most]
+    return [need for need in needs if need in chosen]
 
 
 @register.inclusion_tag("admin/rmq_retry/parts/site_card.html", takes_context=True)

@@ -485,7 +485,7 @@ def test_without_its_tables_the_index_of_the_site_is_shown(page: Client, monkeyp
     assert page.get("/admin/").status_code == 200
 
 
-def test_a_run_that_its_guard_paused_begins_the_card_of_an_index(page: Client) -> None:
+def test_a_run_that_its_guard_paused_is_on_the_index_however_much_else_is_wrong(page: Client) -> None:
     """It was one of "and 3 more", while its operator believed that it sent."""
     for place in range(5):
         QueueControl.objects.create(queue=f"old.{place}", opened=True, opened_at=timezone.now())
@@ -494,7 +494,8 @@ def test_a_run_that_its_guard_paused_begins_the_card_of_an_index(page: Client) -
     RequeueRun.objects.filter(pk=run.pk).update(state=RunState.PAUSED, wait=RunWait.GUARD)
     text = Page(page.get(ADMIN)).text
 
-    assert text.index("paused itself") < text.index("The breaker of queue")
+    assert text.count("The breaker of queue") == 4
+    assert text.index("The breaker of queue") < text.index("paused itself")
 
 
 def test_a_part_that_gets_old_has_a_time_of_the_zone_of_all_other_times(page: Client, settings: Any) -> None:
@@ -558,6 +559,22 @@ def test_what_was_handled_twice_is_on_the_index_however_much_else_is_wrong(page:
     assert twice == 1, lines
     assert breakers >= 2
     assert lines.index("were handled twice") < lines.index("The breaker of queue")
+
+
+@pytest.mark.parametrize("index", [ADMIN, "/admin/"])
+def test_the_index_has_its_problems_in_the_order_of_the_live_status(page: Client, index: str) -> None:
+    """An amber run was above the red breaker there, and below it on the page behind."""
+    fields = {"created_at": timezone.now(), "by": "ann"}
+    RequeueRun.objects.create(**fields, state=RunState.PAUSED, wait=RunWait.GUARD, total=9, sent=2)
+    RequeueRun.objects.create(**fields, state=RunState.FINISHED, finished_at=timezone.now(), handled_twice=3)
+    QueueControl.objects.create(queue="bank", opened_at=timezone.now(), opened=True, cause="BankDown")
+    words = ("were handled twice", "The breaker of queue", "paused itself")
+    orders = []
+    for address in (index, f"{ADMIN}livestatus/"):
+        text = Page(page.get(address)).text
+        orders.append(sorted(words, key=text.index))
+
+    assert orders == [list(words), list(words)]
 
 
 @pytest.mark.parametrize("own_template", [False, True])

@@ -543,10 +543,13 @@ def test_requeue_runs(fields: dict[str, Any], expected: str) -> None:
     assert len(found) == bool(expected)
 
 
-def test_problems_have_an_order_of_harm_errors_first() -> None:
-    severities = [code.value.severity for code in Code]
+def test_what_was_handled_twice_comes_before_all_errors_and_errors_before_warnings() -> None:
+    """Money may have moved twice, and it does harm until somebody looks, whatever else is wrong."""
+    first, *others = Code
+    severities = [code.value.severity for code in others]
 
-    assert [Problem(code=code).harm for code in (Code.BROKER_AWAY, Code.EMPTY)] == [0, len(Code) - 1]
+    assert first is Code.HANDLED_TWICE
+    assert [Problem(code=code).harm for code in (first, Code.BROKER_AWAY, Code.EMPTY)] == [0, 1, len(Code) - 1]
     assert severities == sorted(severities, reverse=True)
     assert max(Severity) is Severity.ERROR
 
