@@ -1,4 +1,4 @@
-"""The log: every record at WARNING and above is on the page of logs, by its event or by its first sentence."""
+"""The log: every event is on the page of logs."""
 
 import ast
 import re
@@ -15,7 +15,6 @@ QUIET = {"trace", "twin_handled"}
 QUIETEST = {"ack", "duplicate", "retry", "halt", "discard", "park"}
 """Events of the line about an attempt, whose names are not literals."""
 METHODS = {"warning", "error", "critical", "exception"}
-PLACEHOLDER = re.compile(r"(?:%[-.\d]*[a-z])+")
 EVENT = re.compile(r"`([a-z_]+)`")
 EVENTS_OF_VERDICTS = {"halt", "discard", "park"}
 """Events of the line about an attempt; its level follows from the verdict."""
@@ -49,28 +48,6 @@ def events() -> set[str]:
     return {one or other for one, other in known} | (held - QUIET) | EVENTS_OF_VERDICTS
 
 
-def sentences() -> set[str]:
-    """The first sentence of each record without an event, with `…` for each value."""
-    bare = [call for call in calls() if extra_of(call) is None]
-    texts = [text_of(call.args[1 if is_levelled(call) else 0]) for call in bare]
-    return {first for first in map(first_sentence, filter(None, texts)) if re.search("[a-z]{3}", first)}
-
-
-def is_levelled(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Attribute) and call.func.attr == "log"
-
-
-def text_of(node: ast.expr) -> str:
-    """The text of a literal; an empty one for any other expression."""
-    if isinstance(node, ast.JoinedStr):
-        return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-
-
-def first_sentence(text: str) -> str:
-    return re.split(r"(?<=\.)[\s…]", PLACEHOLDER.sub("…", text).strip(), maxsplit=1)[0]
-
-
 def rows(head: str) -> list[str]:
     """The first cells of the tables with this head."""
     tables = re.findall(rf"^\| {re.escape(head)} \|.*\n\|[-| ]+\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
@@ -83,11 +60,6 @@ def test_every_event_at_warning_and_above_is_on_the_logs_page() -> None:
     assert len(events()) > 30
     assert events() - written == set(), "docs/reference/logs.md: add these events to the table"
     assert written - events() == set(), "docs/reference/logs.md: no code writes these events"
-
-
-def test_every_record_without_an_event_is_on_the_logs_page() -> None:
-    assert sentences() - set(rows("Record")) == set(), "docs/reference/logs.md: add these records to the table"
-    assert set(rows("Record")) - sentences() == set(), "docs/reference/logs.md: no code writes these records"
 
 
 def test_every_event_below_warning_is_on_the_logs_page() -> None:
