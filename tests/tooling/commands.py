@@ -2,7 +2,8 @@
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import django
@@ -20,11 +21,15 @@ HEAD = """<!-- Written by `python -m tests.tooling.commands`; a test compares th
 
 Each command prints its options and examples with `--help`. Data goes to stdout, everything else to stderr. All commands
 share one list of [exit codes](exit-codes.md), and accept Django's own options: `--settings`, `--pythonpath`,
-`--verbosity`, `--traceback`, `--no-color`, `--force-color` and `--skip-checks`.
+`--verbosity`, `--traceback`, `--no-color`, `--force-color` and `--skip-checks`. Options with one meaning
+everywhere stand [at the end](#common-options), and so does the [selection of messages](#selection-of-messages).
 
 | Command | Purpose |
 |---|---|
 """
+COMMON = "Common options"
+COMMONS = ("json", "yes", "using", "timeout", "reason", "keys_checked", "dry_run", "user")
+"""Options with one meaning, which stands once; a command with another help for one of them keeps it in its table."""
 SELECTED = """## Selection of messages
 
 The subcommands of `rmq_parked` that act on messages select them by record numbers, by a filter, by a list of keys, by a
@@ -52,11 +57,13 @@ def page() -> str:
     commands = {name: load_command_class("django_rmq_retry", name) for name in names()}
     parsers = {name: command.create_parser("manage.py", name) for name, command in commands.items()}
     parts = [HEAD + "".join(f"| [`{name}`](#{anchor(name)}) | {one.help} |\n" for name, one in commands.items())]
+    common = commons(parsers.values())
     for name, command in commands.items():
         examples = "\n".join(f"manage.py {one}" for one in getattr(command, "examples", ()))
         parts.append(f"## {name}\n\n{command.help}\n\n```\n{examples}\n```\n")
-        parts.extend(sections(name, parsers[name]))
+        parts.extend(sections(name, parsers[name], common))
     shared = next(filter(selects, subparsers(parsers["rmq_parked"]).values()))
+    parts.append(f"## {COMMON}\n\n" + table(list(common.values())))
     parts.append(SELECTED + table([one for one in arguments(shared) if one.dest in selecting(shared)]))
     return "\n".join(parts)
 
@@ -65,14 +72,33 @@ def anchor(name: str) -> str:
     return name.replace("_", "-").replace(" ", "-")
 
 
-def sections(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+def commons(parsers: Iterable[argparse.ArgumentParser]) -> dict[tuple[str, str | None], argparse.Action]:
+    """The most frequent form of each common option, by its name and help."""
+    leaves = [leaf for one in parsers for leaf in (one, *subparsers(one).values())]
+    found = [one for leaf in leaves for one in arguments(leaf)]
+    counts = Counter((one.dest, one.help) for one in found)
+    best = [max((form for form in counts if form[0] == dest), key=counts.__getitem__) for dest in COMMONS]
+    return {form: next(one for one in found if (one.dest, one.help) == form) for form in best}
+
+
+def split(found: list[argparse.Action], common: dict[tuple[str, str | None], argparse.Action]) -> str:
+    """The table of a command's own options, and below it the names of the common ones."""
+    shared = [f"`{one.option_strings[0]}`" for one in found if (one.dest, one.help) in common]
+    own = [one for one in found if (one.dest, one.help) not in common]
+    line = f"[Common](#{anchor(COMMON.lower())}): {', '.join(shared)}\n"
+    return "\n".join([table(own)] * bool(own) + [line] * bool(shared))
+
+
+def sections(
+    name: str, parser: argparse.ArgumentParser, common: dict[tuple[str, str | None], argparse.Action]
+) -> Iterator[str]:
     """The table of a command's options, and a section for each of its subcommands."""
     own = arguments(parser)
     subs = subparsers(parser)
     shared = all({one.dest for one in own} <= {one.dest for one in its._actions} for its in subs.values())
     if own:
         intro = "Each subcommand takes:\n\n" if shared else "Without a subcommand:\n\n"
-        yield (intro if subs else "") + table(own)
+        yield (intro if subs else "") + split(own, common)
     helps = {choice.dest: choice.help for one in groups(parser) for choice in one._choices_actions}
     for sub, its in subs.items():
         if sub not in helps:
@@ -83,7 +109,7 @@ def sections(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
         if selects(its):
             left = [one for one in left if one.dest not in selecting(its)]
             text += f"\nTakes a [selection of messages](#{anchor(SELECTION.lower())}).\n"
-        yield text + ("\n" + table(left) if left else "")
+        yield text + ("\n" + split(left, common) if left else "")
 
 
 def groups(parser: argparse.ArgumentParser) -> "list[argparse._SubParsersAction[argparse.ArgumentParser]]":
@@ -112,13 +138,24 @@ def selecting(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def table(found: list[argparse.Action]) -> str:
-    rows = "".join(f"| {written(one)} | {cell(one.help or '')} |\n" for one in found)
+    rows = "".join(f"| {written(one)} | {cell(meaning(one))} |\n" for one in found)
     return f"| Argument | Meaning |\n|---|---|\n{rows}"
+
+
+def has_many(one: argparse.Action) -> bool:
+    """Whether its choices would make the first column wider than the second."""
+    return not one.metavar and len([*(one.choices or ())]) > 6
+
+
+def meaning(one: argparse.Action) -> str:
+    choices = ", ".join(f"`{choice}`" for choice in one.choices or ())
+    return f"{one.help}: {choices}" if has_many(one) else one.help or ""
 
 
 def written(one: argparse.Action) -> str:
     metavar = one.metavar if isinstance(one.metavar, str) else " ".join(one.metavar or ())
-    value = metavar or (" \\| ".join(f"`{choice}`" for choice in one.choices) if one.choices else one.dest.upper())
+    value = metavar or (" \\| ".join(f"`{choice}`" for choice in one.choices or ()) if not has_many(one) else "")
+    value = value or one.dest.upper()
     value = value if value.startswith("`") else f"`{value}`"
     if not one.option_strings:
         return {"*": f"[{value} …]", "+": f"{value} …", "?": f"[{value}]"}.get(str(one.nargs), value)
