@@ -14,6 +14,7 @@ from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from django_rmq_retry.admin import places
 from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.markup import counted
 from django_rmq_retry.messages.texts import short
@@ -95,6 +96,7 @@ class LeftOut:
         lines = [
             ("hm", not_found, missing),
             ("hm", differ, alike),
+            ("hm", places.remark(self.effect.unparked), places.lines(self.effect.unparked)),
             ("fyi", not_among, elsewhere),
             ("fyi", match_several, several),
         ]
@@ -117,12 +119,13 @@ class LeftOut:
             "%(count)d keys of the list match several messages: all of them are chosen",
             len(twice),
         )
-        lines = ((not_found, none), (match_several, twice))
+        unparked = self.listed.elsewhere
+        lines = ((places.remark(unparked), places.lines(unparked)), (not_found, none), (match_several, twice))
         return [(counted(text, count=len(some)), some[:MOST_KEYS_SHOWN]) for text, some in lines if some]
 
     @property
     def doubtful(self) -> list[str]:
-        """Keys that match no message, or several: each may be a typing error, so the operator has to check them."""
+        """Keys that match no parked message, or several: the operator has to check them."""
         listed = self.listed.doubtful(self.states) if self.listed else []
         return [*listed, *(self.effect.doubtful if self.effect else [])]
 
@@ -365,10 +368,11 @@ def left_out(request: HttpRequest, selection: Selection) -> LeftOut:
         return LeftOut(text=typed, wrong=str(why))
     keys, seen = _keys_left_out(selection), seen_by(request)
     known = KeyList.objects.filter(pk=selection.filter[LISTED]["list"]).first() if LISTED in selection.filter else None
+    rooms = places.rooms_of(request) if keys or known else ()
     return LeftOut(
         text=text_of_keys(keys),
-        effect=excluded(selection.filter[EXCEPT]["list"], selection.undiminished(), seen) if keys else None,
-        listed=matches_of_list(known, seen) if known else None,
+        effect=excluded(selection.filter[EXCEPT]["list"], selection.undiminished(), seen, rooms) if keys else None,
+        listed=matches_of_list(known, seen, rooms) if known else None,
         states=selection.filter.get("state", State.values),
         ticked=request.POST.get("checked", ""),
     )

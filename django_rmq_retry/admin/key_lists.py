@@ -7,11 +7,13 @@ from urllib.parse import urlencode
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
+from django_rmq_retry.admin import places
 from django_rmq_retry.admin.broker_look import retries_seen
 from django_rmq_retry.admin.choice import MOST_KEYS_SHOWN, seen_by
 from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
 from django_rmq_retry.markup import counted
 from django_rmq_retry.models import KeyList, State
+from django_rmq_retry.parked.elsewhere import Elsewhere
 from django_rmq_retry.parked.key_lists import Lookup, list_filter, look_up, matches_of_list, store
 from django_rmq_retry.parked.key_text import MOST_KEYS_OF_LIST, parse, text_of_keys
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -32,7 +34,8 @@ def view(pages: Pages, request: HttpRequest) -> HttpResponse:
         except Refused as refused:
             wrong = str(refused)
     known = _own_list(request) if request.GET.get("list") and not wrong else None
-    lookup = matches_of_list(known, seen_by(request)) if known else None
+    rooms = places.rooms_of(request) if known else ()
+    lookup = matches_of_list(known, seen_by(request), rooms) if known else None
     return pages.page(
         request,
         "parkedmessage/keys.html",
@@ -78,6 +81,11 @@ def _answer(pages: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) 
         "several": [
             (key, some[:MOST_MATCHES_SHOWN], len(some) - MOST_MATCHES_SHOWN) for key, some in matches_of(lookup.several)
         ],
+        "elsewhere": [
+            (key, [(one, places.address_of(pages, one)) for one in found])
+            for key, found in list(lookup.elsewhere.items())[:MOST_KEYS_SHOWN]
+        ],
+        "limits": Elsewhere(searched=places.rooms_of(request)).limits if lookup.missing else "",
         "missing": text_of_keys(lookup.missing),
         "retrying": retries_seen() if lookup.missing and not refusal(request, "view_status") else 0,
         "alike": list(lookup.alike.items())[:MOST_KEYS_SHOWN],

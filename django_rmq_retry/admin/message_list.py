@@ -5,7 +5,6 @@ from copy import copy
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlencode
 
 from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.views.main import ChangeList
@@ -20,6 +19,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, npgettext
 
 from django_rmq_retry import database_clock
+from django_rmq_retry.admin import places
 from django_rmq_retry.admin.broker_look import retries_seen
 from django_rmq_retry.admin.labels import LEFT_OUT, left_out_text, marks
 from django_rmq_retry.admin.pages import Pages, refusal, requires
@@ -31,7 +31,7 @@ from django_rmq_retry.models import ErrorGroup, ParkedMessage, ParkedOrigin, Req
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.database import records_alias
-from django_rmq_retry.parked.elsewhere import Elsewhere, Found, Room, elsewhere
+from django_rmq_retry.parked.elsewhere import Elsewhere, Found, elsewhere
 from django_rmq_retry.parked.selection import (
     FIELDS,
     group_numbers,
@@ -307,17 +307,6 @@ def searched(request: HttpRequest, asked: str) -> dict[str, Any]:
     return {"search" if found(request, asked) else "begins": asked} if asked else {}
 
 
-def _rooms(request: HttpRequest) -> list[Room]:
-    """Return where else a search looks: where the user may."""
-    may = {
-        # The rules of a project are about parked messages: they cannot say of others who may see them.
-        Room.OUTBOX: not (refusal(request, "view_outbox") or operators.has_own_rules(request.user)),
-        Room.KEYS: not refusal(request, "view_key"),
-        Room.QUEUES: not refusal(request, "view_queue"),
-    }
-    return [room for room in Room if may[room]]
-
-
 def counted_by_origin(words: dict[str, Any]) -> int | None:
     """Return the number of messages that a filter means by the counters of origins; None if they do not tell it."""
     named = {**words}
@@ -363,7 +352,7 @@ class MessageList(ChangeList):
         if self.query and not self.result_count and not refusal(request, "view_status"):
             self.retrying = retries_seen()
         if self.query and (self.begins or not self.result_count):
-            self.elsewhere = elsewhere(self.query, _rooms(request))
+            self.elsewhere = elsewhere(self.query, places.rooms_of(request))
         if not self.result_count:
             # An index has shown that no row matches; a query for the rows might search the whole table.
             self.result_list = []
@@ -397,14 +386,8 @@ class MessageList(ChangeList):
     def addressed(self) -> list[tuple[Found, str]]:
         """What a search found elsewhere, each with the address of a page that shows it; empty if none does."""
         found = self.elsewhere.found if self.elsewhere else ()
-        return [(one, "" if one.place is None else self._address(one)) for one in found]
-
-    def _address(self, one: Found) -> str:
         pages: Any = self.model_admin
-        if one.room is Room.OUTBOX:
-            return str(pages.address("outboxmessage_change", one.place))
-        name = "blockedkey_changelist" if one.room is Room.KEYS else "queuecontrol_changelist"
-        return f"{pages.address(name)}?{urlencode({'q': one.place})}"
+        return [(one, places.address_of(pages, one)) for one in found]
 
     def words(self) -> dict[str, Any]:
         """Return the filter of all messages that this list would show on all its pages."""

@@ -16,6 +16,7 @@ from django_rmq_retry.management.command import Options, RmqCommand, add_yes, us
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import KeyList, State
 from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.parked.elsewhere import Found
 from django_rmq_retry.parked.key_lists import (
     Excluded,
     KeyMatch,
@@ -139,6 +140,7 @@ def report_keys(command: RmqCommand, chosen: Selection) -> Exit:
             f"{len(lookup.missing)} not found, {len(lookup.several)} found several times, "
             f"{len(lookup.closed)} not open."
         )
+        _say_some(command, "elsewhere, not parked", _placed(lookup.elsewhere))
         _say_some(command, "not found", lookup.missing)
         _say_some(command, "differs in case only", _spelled(lookup.alike))
         _say_some(command, "no key, but a correlation id or a number", _otherwise(lookup.otherwise))
@@ -147,11 +149,13 @@ def report_keys(command: RmqCommand, chosen: Selection) -> Exit:
         _say_some(command, "not open", [f"{key} ({_states(lookup.matches[key])})" for key in lookup.closed])
     if left:
         command.say(f"{plural(left.messages, 'message')} left out by {plural(len(left.keys), 'key')}.")
+        _say_some(command, "elsewhere, not parked, so no message is left out", _placed(left.unparked))
         _say_some(command, "not found, so no message is left out", left.missing)
         _say_some(command, "differs in case only", _spelled(left.alike))
         _say_some(command, "not in the selection", [f"{key} ({one.state})" for key, one in left.elsewhere.items()])
         _say_some(command, "leaves out several messages", [f"{key} ({count})" for key, count in left.several.items()])
-    return Exit.PARTLY if (lookup and lookup.missing) or (left and left.missing) else Exit.DONE
+    absent = (lookup and (lookup.missing or lookup.elsewhere)) or (left and (left.missing or left.unparked))
+    return Exit.PARTLY if absent else Exit.DONE
 
 
 def refuse_doubtful(chosen: Selection, options: Options) -> None:
@@ -179,6 +183,10 @@ def _spelled(alike: Mapping[str, Sequence[str]]) -> list[str]:
     return [f"{key} → {' or '.join(others)}" for key, others in alike.items()]
 
 
+def _placed(elsewhere: Mapping[str, Sequence[Found]]) -> list[str]:
+    return [f"{key} ({'; '.join(map(str, found))})" for key, found in elsewhere.items()]
+
+
 def _otherwise(named: Mapping[str, Sequence[KeyMatch]]) -> list[str]:
     return [f"{key} ({_states(matches)})" for key, matches in named.items()]
 
@@ -197,6 +205,7 @@ def keys_data(lookup: Lookup) -> dict[str, Any]:
     return {
         "keys": len(lookup.keys),
         "found": len(lookup.found),
+        "not_parked": _places(lookup.elsewhere),
         "not_found": lookup.missing,
         "several": {key: matches[key] for key in lookup.several},
         "not_open": {key: matches[key] for key in lookup.closed},
@@ -208,10 +217,19 @@ def _match(one: KeyMatch) -> dict[str, object]:
     return {"id": one.record, "state": one.state, "run": one.run}
 
 
+def _places(elsewhere: Mapping[str, Sequence[Found]]) -> dict[str, list[dict[str, object]]]:
+    return {key: [_place(one) for one in found] for key, found in elsewhere.items()}
+
+
+def _place(one: Found) -> dict[str, object]:
+    return {"room": one.room.name.lower(), "place": one.place, "text": str(one)}
+
+
 def excluded_data(left: Excluded) -> dict[str, Any]:
     return {
         "keys": len(left.keys),
         "messages": left.messages,
+        "not_parked": _places(left.unparked),
         "not_found": left.missing,
         "elsewhere": {key: _match(one) for key, one in left.elsewhere.items()},
         "several": left.several,

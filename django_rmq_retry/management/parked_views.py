@@ -183,19 +183,21 @@ def show_keys(command: RmqCommand, options: Options) -> Exit:
         kinds = {
             **dict.fromkeys(lookup.found, "found"),
             **dict.fromkeys(lookup.missing, "not found"),
+            **dict.fromkeys(lookup.elsewhere, "elsewhere"),
             **dict.fromkeys(lookup.several, "several"),
             **dict.fromkeys(lookup.closed, "not open"),
         }
         rows = [(key, kinds[key], *cells) for key in lookup.keys for cells in _matched(lookup, key)]
-        command.table([("KEY", "RESULT", "ID", "STATE", "RUN", "DIFFERS IN CASE"), *rows])
-    return Exit.DONE if lookup.complete else Exit.PARTLY if records else Exit.NOTHING
+        command.table([("KEY", "RESULT", "ID", "STATE", "RUN", "DIFFERS IN CASE", "ELSEWHERE"), *rows])
+    return Exit.DONE if lookup.complete else Exit.PARTLY if records or lookup.elsewhere else Exit.NOTHING
 
 
 def _matched(lookup: Lookup, key: str) -> list[tuple[object, ...]]:
     cells: list[tuple[object, ...]] = [
-        (match.record, match.state, match.run or "-", "-") for match in lookup.matches.get(key, ())
+        (match.record, match.state, match.run or "-", "-", "-") for match in lookup.matches.get(key, ())
     ]
-    return cells or [("-", "-", "-", " or ".join(lookup.alike.get(key, ())) or "-")]
+    places = "; ".join(map(str, lookup.elsewhere.get(key, ())))
+    return cells or [("-", "-", "-", " or ".join(lookup.alike.get(key, ())) or "-", places or "-")]
 
 
 def show_groups(command: RmqCommand, options: Options) -> Exit:

@@ -15,6 +15,7 @@ from django_rmq_retry.models import BusinessKey, KeyList, ListedKey, ParkedMessa
 from django_rmq_retry.models.parked import folded
 from django_rmq_retry.models.runs import ACTIVE, NOT_ENDED
 from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.parked.elsewhere import Found, Room, places_of
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import EXCEPT, LIST_USABLE, LISTED, number_in
 from django_rmq_retry.statements import KEYS_AT_ONCE, BulkInsert, in_slices, with_one_of
@@ -52,6 +53,8 @@ class Lookup:
     """For keys that were not found, stored ones that differ in upper and lower case only."""
     otherwise: Mapping[str, Sequence[KeyMatch]] = field(default_factory=dict)
     """For keys that were not found, the messages that have them as correlation id or as number."""
+    elsewhere: Mapping[str, Sequence[Found]] = field(default_factory=dict)
+    """For keys without a record, where their messages are that were not parked: in the outbox, at a blocked key."""
 
     @cached_property
     def further(self) -> list[str]:
@@ -65,7 +68,7 @@ class Lookup:
 
     @cached_property
     def missing(self) -> list[str]:
-        return [key for key in self.keys if not self._of(key)]
+        return [key for key in self.keys if not self._of(key) and key not in self.elsewhere]
 
     @cached_property
     def several(self) -> list[str]:
@@ -83,8 +86,8 @@ class Lookup:
         return {key: count for key, count in counts.items() if count > 1}
 
     def doubtful(self, states: Sequence[str]) -> list[str]:
-        """Return the keys that match no message, or several in these states: each may be a typing error."""
-        return [*self.missing, *self.twice(states)]
+        """Return the keys that match no parked message, or several in these states: an operator has to check each."""
+        return [*self.missing, *self.elsewhere, *self.twice(states)]
 
     @cached_property
     def spaced(self) -> list[str]:
@@ -251,21 +254,28 @@ def unmatched_when_stored(lists: Collection[int]) -> dict[int, list[str]]:
     return found
 
 
-def matches_of_list(known: KeyList, seen: Visible | None = None) -> Lookup:
+def matches_of_list(known: KeyList, seen: Visible | None = None, rooms: Sequence[Room] = tuple(Room)) -> Lookup:
     """Return the current states of the messages that a list named when it was stored."""
     named: dict[str, list[int]] = {}
     rows = ListedKey.objects.using(records_alias()).filter(list=known).order_by("place", "message")
     for value, record in rows.values_list("value", "message"):
         named.setdefault(value, []).extend([] if record is None else [record])
-    return current_matches(list(named), named, seen)
+    return current_matches(list(named), named, seen, rooms)
 
 
-def current_matches(keys: Sequence[str], named: Mapping[str, Sequence[int]], seen: Visible | None = None) -> Lookup:
-    """Return the current states of the messages that keys name."""
+def current_matches(
+    keys: Sequence[str],
+    named: Mapping[str, Sequence[int]],
+    seen: Visible | None = None,
+    rooms: Sequence[Room] = tuple(Room),
+) -> Lookup:
+    """Return the current states of the messages that keys name; those without a record are looked for in the rooms."""
     numbers = _visible({one for some in named.values() for one in some}, seen)
     known = _matches(sorted(numbers))
     matches = {key: [known[one] for one in named.get(key, ()) if one in known] for key in keys}
     lookup = Lookup(keys=keys, matches={key: some for key, some in matches.items() if some})
+    if lookup.missing:
+        lookup = replace(lookup, elsewhere=places_of(lookup.missing, rooms))
     missing = lookup.missing
     if not missing:
         return lookup
@@ -284,14 +294,21 @@ class Excluded:
     """Keys whose messages are outside the selection, each with one of the messages."""
     several: Mapping[str, int]
     """Keys that exclude more than one message, each with the number of messages."""
+    unparked: Mapping[str, Sequence[Found]] = field(default_factory=dict)
+    """Keys whose messages were not parked, with where they are: nothing leaves these messages out."""
 
     @property
     def doubtful(self) -> list[str]:
-        """Keys that match no message, or several: each may be a typing error."""
-        return [*self.missing, *self.several]
+        """Keys that match no parked message, or several: an operator has to check each."""
+        return [*self.missing, *self.unparked, *self.several]
 
 
-def excluded(listed: int, rows: "QuerySet[ParkedMessage]", seen: Visible | None = None) -> Excluded:
+def excluded(
+    listed: int,
+    rows: "QuerySet[ParkedMessage]",
+    seen: Visible | None = None,
+    rooms: Sequence[Room] = tuple(Room),
+) -> Excluded:
     """Return the effect of excluding a stored list of keys from the rows of a selection."""
     keys = keys_of(listed)
     found = _found_among(listed, keys, rows)
@@ -300,7 +317,9 @@ def excluded(listed: int, rows: "QuerySet[ParkedMessage]", seen: Visible | None 
     counts = {key: sum(some.values()) for key, some in named.items()}
     outside = {key: sorted(some) for key, some in named.items() if some and not counts[key]}
     matches = _matches(sorted({one for some in outside.values() for one in some}))
-    missing = [key for key in keys if not named.get(key)]
+    unknown = [key for key in keys if not named.get(key)]
+    unparked = places_of(unknown, rooms)
+    missing = [key for key in unknown if key not in unparked]
     return Excluded(
         keys=keys,
         messages=len({one for some in named.values() for one, among in some.items() if among}),
@@ -308,6 +327,7 @@ def excluded(listed: int, rows: "QuerySet[ParkedMessage]", seen: Visible | None 
         alike=alike(missing, seen) if missing else {},
         elsewhere={key: matches[outside[key][0]] for key in keys if key in outside and outside[key][0] in matches},
         several={key: counts[key] for key in keys if counts.get(key, 0) > 1},
+        unparked=unparked,
     )
 
 

@@ -18,10 +18,12 @@ from django_rmq_retry.models import (
     ApprovalRequest,
     Attempt,
     BlockedKey,
+    BlockedMessage,
     ConsumerProcess,
     ErrorGroup,
     OutboxMessage,
     ParkedMessage,
+    QueueControl,
 )
 from django_rmq_retry.parked import four_eyes
 from django_rmq_retry.parked.approvals import ask
@@ -204,3 +206,13 @@ def broker_seen(
     seen = broker_look.Look(at=now, away=problem, since=since, last=last, gauged=Gauged(levels=levels, api_set=api))
     for name in ("look", "glimpse"):
         monkeypatch.setattr(broker_look, name, lambda: seen)
+
+
+def not_parked() -> None:
+    """A message of the outbox, one behind a blocked key, and one at the head of a halted queue."""
+    outgoing(message_id="OUT-2", order_key="ACC-5")
+    now = timezone.now()
+    key = blocked_key(key="ACC-6", blocker="PAY-60")
+    waiting = {"shown": "PAY-61", "name": "m2", "identity": "message:2", "digest": "2", "waiting_since": now}
+    BlockedMessage.objects.create(block=key, body=b"{}", properties=b"", **waiting)
+    QueueControl.objects.create(queue="bank.main", halted_at=now, halted_seen_at=now, halted_message="PAY-70")

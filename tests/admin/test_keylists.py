@@ -55,6 +55,36 @@ def test_a_pasted_list_shows_the_result_of_each_key(page: Client) -> None:
     assert Page(told).form_with("Look up the keys")[1]["keys"] == "PAY-1\nPAY-2\nPAY-3\nPAY-4\nCUST-7\nPAY-9"
 
 
+def test_keys_of_messages_that_were_not_parked_are_shown_with_their_place(page: Client) -> None:
+    """A payment that waited behind a blocked key was "Not found"; it was paid elsewhere, unblocked and paid again."""
+    made.message(business_key="PAY-1")
+    made.not_parked()
+    told = pasted(page, "PAY-1\nOUT-2\nPAY-60\nPAY-61\nPAY-70\nPAY-9")
+    text = Page(told).text
+
+    assert tiles(told) == {"keys": 6, "found": 1, "missing": 1, "several": 0, "closed": 0}
+    assert "Elsewhere (4)" in text
+    assert "PAY-61 Waits for a blocked ordering key: PAY-61, behind ACC-6" in text
+    assert "Not found (1) PAY-9" in text
+    assert "Also searched: the outbox" in text
+    for leads in ("outboxmessage/", "blockedkey/?q=ACC-6", "queuecontrol/?q=bank.main"):
+        assert f'href="/admin/rmq_retry/{leads}' in told.content.decode()
+
+    preview = follow(page, told, "Requeue 1")
+    assert "4 keys name messages that were not parked" in Page(preview).text
+    assert "PAY-61 → Waits for a blocked ordering key: PAY-61, behind ACC-6" in Page(preview).text
+
+
+def test_places_that_a_user_may_not_see_are_not_named(page: Client) -> None:
+    made.not_parked()
+    clerk = client_of(made.person("clerk", "view_parkedmessage", "view_blockedkey"))
+    every, few = (pasted(one, "OUT-2\nPAY-61") for one in (page, clerk))
+
+    assert ["OUT-2 In the outbox" in Page(one).text for one in (every, few)] == [True, False]
+    assert ["Not found (1) OUT-2" in Page(one).text for one in (every, few)] == [False, True]
+    assert ["Elsewhere (1) " in Page(one).text for one in (every, few)] == [False, True]
+
+
 def test_only_the_listed_messages_are_requeued(page: Client, sent: list[Message]) -> None:
     for number in range(4):
         made.message(business_key=f"PAY-{number}")

@@ -13,7 +13,7 @@ from django.utils import timezone
 from django_rmq_retry import handler
 from django_rmq_retry.admin import message_list
 from django_rmq_retry.admin.messages import ParkedMessageAdmin
-from django_rmq_retry.models import BlockedMessage, KeyList, ParkedMessage, QueueControl, State
+from django_rmq_retry.models import KeyList, ParkedMessage, State
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of
@@ -133,16 +133,6 @@ def test_a_search_ignores_case_takes_several_keys_and_says_where_it_looked(page:
     assert KeyList.objects.count() == 1
 
 
-def elsewhere() -> None:
-    """A message of the outbox, one behind a blocked key, and one at the head of a halted queue."""
-    made.outgoing(message_id="OUT-2", order_key="ACC-5")
-    now = timezone.now()
-    key = made.blocked_key(key="ACC-6", blocker="PAY-60")
-    waiting = {"shown": "PAY-61", "name": "m2", "identity": "message:2", "digest": "2", "waiting_since": now}
-    BlockedMessage.objects.create(block=key, body=b"{}", properties=b"", **waiting)
-    QueueControl.objects.create(queue="bank.main", halted_at=now, halted_seen_at=now, halted_message="PAY-70")
-
-
 ELSEWHERE = [
     ("out-2", "In the outbox, not sent: OUT-2", "outboxmessage/"),
     ("OUT-", "In the outbox, not sent: OUT-2", "outboxmessage/"),
@@ -158,7 +148,7 @@ ELSEWHERE = [
 @pytest.mark.parametrize(("asked", "said", "leads"), ELSEWHERE)
 def test_a_search_finds_what_has_no_record(page: Client, asked: str, said: str, leads: str) -> None:
     """A payment in the outbox was not found, "of all messages that are stored"."""
-    elsewhere()
+    made.not_parked()
     answer = page.get(LIST, {"q": asked})
     printed = parked("show", asked)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from django_rmq_retry.models import KeyList, OperatorAction, RequeueRun, State
+from tests.admin import made
 from tests.commands.running import Ran, parked
 from tests.operators.made import again, group, record
 
@@ -24,13 +25,43 @@ def test_one_command_reports_the_state_of_each_key(tmp_path: Path) -> None:
     told = parked("keys", written(tmp_path, "PAY-2,PAY-1;pay-1"))
 
     assert told.lines == [
-        ["KEY", "RESULT", "ID", "STATE", "RUN", "DIFFERS IN CASE"],
-        ["PAY-2", "not open", str(two.pk), "processed", "-", "-"],
-        ["PAY-1", "found", str(one.pk), "parked", "-", "-"],
-        ["pay-1", "not found", "-", "-", "-", "PAY-1"],
+        ["KEY", "RESULT", "ID", "STATE", "RUN", "DIFFERS IN CASE", "ELSEWHERE"],
+        ["PAY-2", "not open", str(two.pk), "processed", "-", "-", "-"],
+        ["PAY-1", "found", str(one.pk), "parked", "-", "-", "-"],
+        ["pay-1", "not found", "-", "-", "-", "PAY-1", "-"],
     ]
     assert told.code == 5
     assert not KeyList.objects.exists()
+
+
+def test_keys_of_messages_that_were_not_parked_are_named_with_their_place() -> None:
+    """A payment that waited behind a blocked key was "not found"; it was paid elsewhere, unblocked and paid again."""
+    record(key="PAY-1")
+    made.not_parked()
+    keys = b"PAY-1\nOUT-2\nPAY-60\nPAY-61\nPAY-70\nPAY-9"
+    told = parked("keys", "-", given=keys)
+    data = json.loads(parked("keys", "-", "--json", given=keys).out)
+    refused = parked("requeue", "--keys-from", "-", "--yes", given=keys)
+
+    assert {row[0]: (row[1], row[-1]) for row in told.lines[1:]} == {
+        "PAY-1": ("found", "-"),
+        "OUT-2": ("elsewhere", "In the outbox, not sent: OUT-2"),
+        "PAY-60": ("elsewhere", "Blocked ordering key: ACC-6, where PAY-60 goes first"),
+        "PAY-61": ("elsewhere", "Waits for a blocked ordering key: PAY-61, behind ACC-6"),
+        "PAY-70": ("elsewhere", "In a halted queue: PAY-70, first in bank.main"),
+        "PAY-9": ("not found", "-"),
+    }
+    assert told.code == 5
+    assert data["not_found"] == ["PAY-9"]
+    assert {key: one[0]["room"] for key, one in data["not_parked"].items()} == {
+        "OUT-2": "outbox",
+        "PAY-60": "keys",
+        "PAY-61": "keys",
+        "PAY-70": "queues",
+    }
+    assert "5 keys match no message, or several. Nothing was changed." in refused.err
+    assert "PAY-61 (Waits for a blocked ordering key: PAY-61, behind ACC-6)" in refused.err
+    assert parked("keys", "-", given=b"PAY-61").code == 5
 
 
 @pytest.mark.parametrize(("text", "code"), [("PAY-1", 0), ("PAY-1 PAY-9", 5), ("PAY-2", 5), ("PAY-9", 6)])
