@@ -98,7 +98,8 @@ def sections(
     shared = all({one.dest for one in own} <= {one.dest for one in its._actions} for its in subs.values())
     if own:
         intro = "Each subcommand takes:\n\n" if shared else "Without a subcommand:\n\n"
-        yield (intro if subs else "") + split(own, common)
+        text = (intro if subs else "") + split(own, common)
+        yield text.replace("takes:\n\n[Common]", "takes [common options]")
     helps = {choice.dest: choice.help for one in groups(parser) for choice in one._choices_actions}
     for sub, its in subs.items():
         if sub not in helps:
