@@ -182,8 +182,8 @@ def _with_records(found: list[Process]) -> list[Process]:
 def unreplaced(rows: Iterable[ConsumerProcess], now: datetime) -> list[ConsumerProcess]:
     """Return the vanished processes that need somebody: those that nobody has replaced, and those of a crash loop.
 
-    Each process replaces one that vanished before it was started and whose queues it reads. If it vanishes itself, it
-    is the one to be replaced.
+    Each process replaces one that vanished before it was started and whose queues it reads, alone or with others. If
+    it vanishes itself, it is the one to be replaced.
     """
     left = []
     for line in _lines(rows, now):
@@ -207,15 +207,25 @@ def _lines(rows: Iterable[ConsumerProcess], now: datetime) -> list[list[Consumer
         # They were started too early for all that vanished later, too.
         while free and free[0][0].started_at <= gone.beat_at:
             free.popleft()
-        needed = frozenset(gone.queues)
-        place = next((place for place, (_row, queues) in enumerate(free) if queues >= needed), None)
-        if place is not None:
-            heir, _queues = free[place]
-            del free[place]
+        if heirs := _heirs(frozenset(gone.queues), free):
+            free = deque(one for one in free if one[0] not in heirs)
             line = lines.pop(id(gone))
-            line.append(heir)
-            lines[id(heir)] = line
+            line.append(heirs[0])
+            lines[id(heirs[0])] = line
     return list(lines.values())
+
+
+def _heirs(needed: frozenset[str], free: Iterable[tuple[ConsumerProcess, frozenset[str]]]) -> list[ConsumerProcess]:
+    """Return the process that reads all these queues, else those that do so together; empty if some are not read."""
+    for row, queues in free:
+        if queues >= needed:
+            return [row]
+    heirs, left = [], needed
+    for row, queues in free:
+        if queues & left:
+            heirs.append(row)
+            left -= queues
+    return [] if left else heirs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,7 +100,7 @@ def _outcome(one: Process, message: InFlight) -> str:
     if one.vanished:
         known = message.record
         state = known.state.replace("_", " ") if known else ""
-        return "✕ delivered again" + (f"; record #{known.pk}: {state}" if known else "")
+        return f"✕ record #{known.pk}: {state}" if known else "✕ outcome unknown"
     if not one.heard:
         return "! at the last heartbeat"
     if message.blocks is not None:

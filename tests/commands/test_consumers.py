@@ -44,8 +44,8 @@ def test_of_a_dead_process_each_message_says_what_became_of_it_as_the_page_does(
 
     assert states == {
         "PAY-1": "processed since",
-        "PAY-2": f"✕ delivered again; record #{other.pk}: processed",
-        "PAY-3": "✕ delivered again",
+        "PAY-2": f"✕ record #{other.pk}: processed",
+        "PAY-3": "✕ outcome unknown",
     }
     assert told.lines[-1][2] == "PAY-1"
     assert [one["processed_since"] for one in data["in_flight"]] == [True, False, False]
