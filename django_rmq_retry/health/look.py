@@ -152,7 +152,9 @@ class Health:
         outbox = self.survey.outbox if self.survey else PendingRows()
         overdue = any(one.code in (Code.OUTBOX_OVERDUE, Code.OUTBOX_REFUSED) for one in found)
         if self.away and outbox.waiting and not overdue:
-            yield Problem(code=Code.OUTBOX_WAITS, count=outbox.waiting, since=outbox.oldest)
+            code = Code.OUTBOX_NOT_TAKEN if outbox.answer else Code.OUTBOX_WAITS
+            values = {"answer": outbox.answer.strip().removesuffix(".")}
+            yield Problem(code=code, count=outbox.waiting, since=outbox.oldest, values=values)
 
     def of_severity(self, least: Severity) -> tuple[Problem, ...]:
         return tuple(problem for problem in self.problems if problem.severity >= least)

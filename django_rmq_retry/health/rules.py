@@ -503,6 +503,7 @@ class Code(Enum):
         page=ActingPage.OUTBOX,
         runbook="the-outbox-grows",
     )
+    OUTBOX_NOT_TAKEN = replace(OUTBOX_WAITS, why=OUTBOX_REFUSED.why, fix=OUTBOX_REFUSED.fix, known_as="OUTBOX_WAITS")
     RUN_HELD = replace(RUN_PAUSED, text=_("Requeue run %(subject)s has been paused for %(span)s%(explanation)s."))
     RUN_WAITS = _warning(Area.PARKED)(
         text=_("Requeue run %(subject)s waits%(explanation)s."),

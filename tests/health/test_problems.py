@@ -732,6 +732,16 @@ def test_while_the_broker_is_away_what_waits_in_the_outbox_is_counted_at_once() 
     assert codes(Health(survey=overdue, away=away).following) == ["OUTBOX_OVERDUE"]
 
 
+def test_messages_that_the_broker_refused_before_it_went_away_are_not_promised_to_be_sent() -> None:
+    """Four messages to a queue that did not exist were "sent once the broker is back", and failed 9 min later."""
+    waiting = PendingRows(waiting=4, oldest=ago(seconds=20), answer="312 NO_ROUTE")
+    [found] = Health(survey=surveyed(outbox=waiting), away=Problem(code=Code.BROKER_NOT_RUNNING)).needs[1:]
+
+    assert found.text == "4 messages wait in the outbox."
+    assert found.why == "The broker did not take the oldest of them: 312 NO_ROUTE."
+    assert "rmq_declare" in found.fix
+
+
 @pytest.mark.django_db
 def test_a_run_that_handled_messages_twice_is_a_finding_until_a_day_after_its_end() -> None:
     """It ended as "✓ Finished", and only its own page said that three payments were made twice."""
