@@ -29,7 +29,7 @@ from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.early_retries import waiting_for
 from django_rmq_retry.parked.edit_many import MOST_EDITED, too_many
-from django_rmq_retry.parked.groups import LIMITS, Origin, annotate, mute, still_failing
+from django_rmq_retry.parked.groups import LIMITS, Origin, annotate, mute, still_failing, with_held
 from django_rmq_retry.parked.items import left_behind, under_way
 from django_rmq_retry.parked.links import group_links
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -291,18 +291,17 @@ def _chosen(asked: str, show: str) -> QuerySet[ErrorGroup]:
     return groups
 
 
-def _with_origin(groups: QuerySet[ErrorGroup]) -> QuerySet[ErrorGroup]:
+def _with_origin(groups: QuerySet[ErrorGroup]) -> QuerySet[Any]:
     """Add the type and error of the message parked last, and the numbers on hold and of those handled already."""
     last = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.PARKED).order_by("-parked_at")
     origins = ParkedOrigin.objects.filter(group=OuterRef("pk"), count__gt=0).order_by()
-    waiting = origins.values("group").annotate(n=Sum("count")).values("n")
     handled = origins.filter(handled=True).values("group").annotate(n=Sum("count")).values("n")
-    return groups.annotate(
+    found: QuerySet[Any] = with_held(groups).annotate(
         type=Subquery(last.values("type")[:1]),
         said=Subquery(last.values("error_text")[:1]),
-        held=Greatest(F("parked") - Coalesce(Subquery(waiting), 0), 0),
         handled=Coalesce(Subquery(handled), 0),
     )
+    return found
 
 
 def _with_edits(groups: list[Any]) -> list[Any]:

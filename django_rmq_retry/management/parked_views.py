@@ -28,7 +28,7 @@ from django_rmq_retry.parked.audit import acts_on, log_action, messages_named
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.elsewhere import elsewhere
 from django_rmq_retry.parked.findings import sends_any
-from django_rmq_retry.parked.groups import grows, parked_lately, still_failing
+from django_rmq_retry.parked.groups import grows, parked_lately, still_failing, with_held
 from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.key_lists import Lookup, current_matches, look_up
 from django_rmq_retry.parked.links import message_links
@@ -202,20 +202,36 @@ def _matched(lookup: Lookup, key: str) -> list[tuple[object, ...]]:
 
 def show_groups(command: RmqCommand, options: Options) -> Exit:
     rows = ErrorGroup.objects.order_by("-parked", "-last_seen")
-    groups = list((rows if options["all"] else rows.filter(parked__gt=0))[: options["limit"]])
+    groups = list(with_held(rows if options["all"] else rows.filter(parked__gt=0))[: options["limit"]])
     lately = parked_lately([row.pk for row in groups], buckets=1)
     recent = {group: counts[-1] for group, counts in lately.counts.items()}
     now = database_clock.now(records_alias())
     growing = {row.pk: grows(lately.newest[row.pk], row.last_seen, now) for row in groups}
     step = _next_step([row.pk for row in groups if row.parked])
     if options["json"]:
-        items = [{**_group_data(row), "growing": growing[row.pk], "recent": recent[row.pk]} for row in groups]
+        items = [
+            {
+                **_group_data(row),
+                "parked": row.parked - row.held,
+                "on_hold": row.held,
+                "growing": growing[row.pk],
+                "recent": recent[row.pk],
+            }
+            for row in groups
+        ]
         command.document("parked_groups/1", items=items, next=step)
     elif groups:
         terminal = command.stdout.isatty()
-        head = ("GROUP", "PARKED", "LAST", "GROWING", "ERROR")
+        head = ("GROUP", "PARKED", "ON HOLD", "LAST", "GROWING", "ERROR")
         cells = [
-            (row.pk, row.parked, clock(row.last_seen, terminal=terminal), "yes" if growing[row.pk] else "no", row)
+            (
+                row.pk,
+                row.parked - row.held,
+                row.held,
+                clock(row.last_seen, terminal=terminal),
+                "yes" if growing[row.pk] else "no",
+                row,
+            )
             for row in groups
         ]
         command.table([head, *cells], cut=True)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from django.db import router
-from django.db.models import BooleanField, Case, Count, F, Value, When
+from django.db.models import BooleanField, Case, Count, F, OuterRef, QuerySet, Subquery, Sum, Value, When
 from django.db.models.functions import Coalesce, Greatest, Least
 from django.utils.translation import gettext as _
 
@@ -154,6 +154,13 @@ def _columns(change: _Change, now: datetime) -> dict[str, Any]:
         if count:
             columns[name] = F(name) + count if count > 0 else reduced(name, -count)
     return columns
+
+
+def with_held(groups: "QuerySet[ErrorGroup]") -> "QuerySet[Any]":
+    """Add the number of messages on hold, which its counter of parked messages includes."""
+    origins = ParkedOrigin.objects.filter(group=OuterRef("pk"), count__gt=0).order_by()
+    waiting = origins.values("group").annotate(n=Sum("count")).values("n")
+    return groups.annotate(held=Greatest(F("parked") - Coalesce(Subquery(waiting), 0), 0))
 
 
 def annotate(group: int, actor: Actor, **texts: str) -> ErrorGroup:

@@ -84,7 +84,7 @@ class TestLooking:
         one = record()
         requeue_run([one.pk], reason="INC-1")
 
-        assert parked("groups").lines[1][1:2] + parked("groups").lines[1][3:] == ["1", "no", "BankDown"]
+        assert parked("groups").lines[1][1:3] + parked("groups").lines[1][4:] == ["1", "0", "no", "BankDown"]
         assert parked("requeue-runs", "--json").data["items"][0]["reason"] == "INC-1"
         assert parked("requeue-runs", "--active").lines[1][1] == "running"
 
@@ -94,7 +94,7 @@ class TestLooking:
             record(group=cause, parked_at=timezone.now() - timedelta(minutes=minutes))
         told, terminal = parked("groups", "--json"), parked("groups", out=Terminal())
 
-        assert [row[3:] for row in parked("groups").lines] == [
+        assert [row[4:] for row in parked("groups").lines] == [
             ["GROWING", "ERROR"],
             ["yes", "CardStolen"],
             ["no", "BankDown"],
@@ -103,6 +103,15 @@ class TestLooking:
         assert told.data["next"] == f"rmq_parked requeue --group {growing.pk} --canary"
         assert terminal.err == f"→ next: {told.data['next']}\n"
         assert parked("groups").err == ""
+
+    def test_messages_on_hold_are_counted_apart_from_the_parked_ones_of_a_group_as_in_the_admin(self) -> None:
+        """Of 8 parked messages and 2 on hold the command counted 10, and the admin 8."""
+        one, _two, _three = (record(group=group("down")) for _ in range(3))
+        parked("hold", str(one.pk), "--for", "2h")
+        [item] = parked("groups", "--json").data["items"]
+
+        assert [row[1:3] for row in parked("groups").lines] == [["PARKED", "ON HOLD"], ["2", "1"]]
+        assert (item["parked"], item["on_hold"]) == (2, 1)
 
     def test_the_next_step_names_a_group_that_a_requeue_can_send(self) -> None:
         closed, down = group("closed", title="AccountClosed"), group("down")
