@@ -21,7 +21,7 @@ from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import KeyList, ParkedMessage, State
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.edited_keys import Others
-from django_rmq_retry.parked.findings import RequeueFinding
+from django_rmq_retry.parked.findings import DECIDED, RequeueFinding
 from django_rmq_retry.parked.key_lists import (
     Excluded,
     Lookup,
@@ -34,6 +34,7 @@ from django_rmq_retry.parked.key_lists import (
 )
 from django_rmq_retry.parked.key_text import parse, text_of_keys
 from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.outcome_texts import decisions_on
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, Selection, number_in
 
 MOST_CHECKED = 2000
@@ -271,12 +272,13 @@ def named(request: HttpRequest, message: ParkedMessage, why: str) -> str:
 
 
 def with_seen_examples(request: HttpRequest, finding: RequeueFinding) -> RequeueFinding:
-    """Return the finding with only those examples that the user may see."""
-    if not operators.has_own_rules(request.user) and not refusal(request, "view"):
-        return finding
-    rows = ParkedMessage.objects.filter(pk__in=[pk for pk, _name in finding.examples]).defer("body", "properties")
-    known = {row.pk for row in rows if not refusal(request, "view", message=row)}
-    return replace(finding, examples=tuple(one for one in finding.examples if one[0] in known))
+    """Return the finding with only those examples that the user may see, and with what was decided on them."""
+    examples = finding.examples
+    if operators.has_own_rules(request.user) or refusal(request, "view"):
+        rows = ParkedMessage.objects.filter(pk__in=[pk for pk, _name in examples]).defer("body", "properties")
+        known = {row.pk for row in rows if not refusal(request, "view", message=row)}
+        examples = tuple(one for one in examples if one[0] in known)
+    return replace(finding, examples=examples, decisions=decisions_on(examples) if finding.name in DECIDED else ())
 
 
 def sample(

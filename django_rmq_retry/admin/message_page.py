@@ -272,8 +272,8 @@ def _buttons(pages: Pages, request: HttpRequest, message: ParkedMessage) -> list
     def why_not(verb: str) -> str:
         return refusal(request, verb, message=message)
 
-    def page_of(name: str, **more: str) -> str:
-        return f"{pages.address(name)}?{urlencode({'message': message.pk, **more})}"
+    def page_of(name: str) -> str:
+        return f"{pages.address(name)}?{urlencode({'message': message.pk})}"
 
     export = Button(label=_("Export…"), address=page_of("parkedmessage_export"), why=why_not("export"))
     if message.state == State.DISCARDED:
@@ -286,14 +286,12 @@ def _buttons(pages: Pages, request: HttpRequest, message: ParkedMessage) -> list
     if message.state == State.ON_HOLD:
         address = pages.address("parkedmessage_unhold", message.pk)
         hold = Button(label=_("Take off hold…"), address=address, why=why_not("unhold"))
-    # Without it the preview would leave out the only message; it names the hold.
-    held = {"held": "1"} if message.state == State.ON_HOLD else {}
     why_not_edit = why_not("edit") or beyond_forms(message.pk, message.size)
     # A requeue would send nothing before a permanent error is edited away.
     first = still_permanent(message) and not why_not_edit and not editable(message)
     requeue = Button(
         label=_("Requeue…"),
-        address=page_of("requeuerun_preview", **held),
+        address=page_of("requeuerun_preview"),
         why=why_not("requeue"),
         kind="" if first else "main",
     )

@@ -28,7 +28,7 @@ from django_rmq_retry.admin.requests import asked_for
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.markup import counted
-from django_rmq_retry.models import ErrorGroup, ItemReason, RequeueRun, RunState
+from django_rmq_retry.models import ErrorGroup, ItemReason, ParkedMessage, RequeueRun, RunState
 from django_rmq_retry.ordering.keys import blocked_by
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.findings import RequeueReport, RequeueTerms, first_sendable, report
@@ -36,7 +36,7 @@ from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.items import left_behind, under_way
 from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
-from django_rmq_retry.parked.outcome_texts import decided_meanwhile
+from django_rmq_retry.parked.outcome_texts import copies_of, decided_meanwhile, decisions_since
 from django_rmq_retry.parked.requeue import TYPED_FROM, start
 from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, NO_TARGETS, STOP_AT, RequeueOptions
 from django_rmq_retry.parked.selection import EXCEPT, Selection
@@ -133,6 +133,8 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
     queues = registry.topology().queues
     others = [finding for finding in found.findings if finding.name != "permanent"]
     groups = _groups(selection, found)
+    only = selection.queryset().first() if found.total == 1 else None
+    gone = 0 if selection.named else max(selection.count - found.total, 0)
     names = names_of([group for group, _count in groups])
     growing = _growing(groups)
     return {
@@ -156,7 +158,10 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
         "button": counted(many, count=found.sendable),
         "alone": selection.alone,
         "single": selection.alone or found.total == 1,
-        "behind": _behind(selection) if found.total == 1 else 0,
+        "behind": _behind(only) if only else 0,
+        "copies": _copies(request, only) if only else [],
+        "gone": gone,
+        "decisions": decisions_since(selection) if gone else [],
         "others": found.sendable - 1,
         "why_not_one": refusal(request, "requeue"),
         "rules_note": rules_note(request, selection),
@@ -203,11 +208,14 @@ def _growing(groups: Sequence[tuple[ErrorGroup, int]]) -> dict[str, Any]:
     return {"growing": sum(newest[group] for group in growing), "growing_since": since}
 
 
-def _behind(selection: Selection) -> int:
+def _behind(message: ParkedMessage) -> int:
     """Return how many messages wait behind the only one of a selection, if its ordering key is blocked by it."""
-    message = selection.queryset().first()
-    waiting = None if message is None else blocked_by(message).values_list("waiting", flat=True).first()
-    return waiting or 0
+    return blocked_by(message).values_list("waiting", flat=True).first() or 0
+
+
+def _copies(request: HttpRequest, message: ParkedMessage) -> list[tuple[ParkedMessage, str]]:
+    """Return the copies of the only message that the user may see, each with what became of it."""
+    return [one for one in copies_of(message) if not refusal(request, "view", message=one[0])]
 
 
 def _first(selection: Selection, terms: RequeueTerms) -> Selection:

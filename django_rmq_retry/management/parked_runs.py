@@ -30,9 +30,10 @@ from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState, State
 from django_rmq_retry.models.runs import ACTIVE, MIN_OUTCOMES
 from django_rmq_retry.parked import run_steering
-from django_rmq_retry.parked.findings import INCLUDABLE, MOST_QUEUES, RequeueFinding, RequeueReport, report
+from django_rmq_retry.parked.findings import DECIDED, INCLUDABLE, MOST_QUEUES, RequeueFinding, RequeueReport, report
 from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.outcome_texts import decisions_on
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, STOP_AT, RequeueOptions, checked_target
 from django_rmq_retry.parked.run_steps import RunSteps
@@ -247,6 +248,8 @@ def _preview(
         examples = ", ".join(f"{label} (#{pk})" for pk, label in one.examples[:MOST_EXAMPLES])
         more = "…" if one.count > MOST_EXAMPLES else ""
         out(f"  {one.count} {one.name.replace('_', ' ')}, {_fate(one)}: {examples}{more}")
+        for pk, label, sentence in decisions_on(one.examples) if one.name in DECIDED else ():
+            out(f"    {label} (#{pk}): {sentence}")
     for queue, count in found.queues:
         out(f"  {count} to {queue}")
     if found.sendable > 1:

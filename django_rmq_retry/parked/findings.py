@@ -117,6 +117,8 @@ INCLUDABLE = (
     *("late", "unhandled", "duplicates"),
 )
 """The findings that the operator can override."""
+DECIDED = ("resolved", "changed", "on_hold")
+"""The findings on messages about which somebody has decided: a preview says who."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +143,8 @@ class RequeueFinding:
     left_out: bool
     examples: tuple[tuple[int, str], ...]
     """A few of the messages: the record's number, and its business key or ID."""
+    decisions: Sequence[tuple[int, str, str]] = ()
+    """What was decided on a few of them: the number, the name and the sentence."""
 
     @property
     def includable(self) -> bool:
@@ -200,11 +204,11 @@ def report(selection: Selection, terms: RequeueTerms | None = None) -> RequeueRe
     shown["edited"] = Q(version__gt=1)
     refused = _refused(objections)
     several = selection.group is None and (selection.named or GROUPED.intersection(selection.filter))
-    left_out = {code for code, _condition in objections}
+    left_out = [code.value for code, _condition in objections]
     totals = _totals(rows, shown, left_out, by=("queue", "group") if several else ("queue",))
     keys, shared = duplicates(rows.exclude(refused), totals.sums["sendable"])
     findings = [
-        _finding(name, totals.sums[name], rows.filter(condition), left_out)
+        _finding(name, totals.sums[name], rows.filter(_told_of(name, condition, objections)), left_out)
         for name, condition in shown.items()
         if totals.sums[name]
     ]
@@ -250,9 +254,12 @@ class _Totals(NamedTuple):
 
 
 def _totals(
-    rows: QuerySet[ParkedMessage], shown: Mapping[str, Q], left_out: Collection[str], by: Sequence[str]
+    rows: QuerySet[ParkedMessage], shown: Mapping[str, Q], left_out: Sequence[str], by: Sequence[str]
 ) -> _Totals:
     """Count all rows in one query by queue, or by queue and group, and by the findings that they have.
+
+    A message that is left out is counted once, by the gravest of its reasons, like the item of a run: the first of
+    ``left_out`` that it has.
 
     There are few of these parts, and all totals are sums of them, so each condition is evaluated once for a row, and
     those of a queue once for a part.
@@ -270,7 +277,8 @@ def _totals(
         if part["queue"] not in handled:
             found |= {"unhandled" if part["queue"] else "no_queue"} & shown.keys()
         sendable = part["count"] if found.isdisjoint(left_out) else 0
-        sums.update({**dict.fromkeys(found, part["count"]), "total": part["count"], "sendable": sendable})
+        told = dict.fromkeys(_told(found, left_out), part["count"])
+        sums.update({**told, "total": part["count"], "sendable": sendable})
         queues[part["queue"]] += sendable
         groups[part.get("group", 0)] += part["count"]
     return _Totals(
@@ -280,6 +288,30 @@ def _totals(
         queues=tuple((queue, count) for queue, count in queues.most_common(MOST_QUEUES) if count),
         groups=tuple(groups.most_common()) if "group" in by else (),
     )
+
+
+def _told(found: Collection[str], left_out: Sequence[str]) -> set[str]:
+    """Return the findings that count a message: the gravest reason to leave it out, or else its remarks.
+
+    What the operator has included counts beside a reason that they can include, too: its button takes that back.
+    """
+    why = next((name for name in left_out if name in found), None)
+    if why is None:
+        return {*found}
+    included = {*found}.intersection(INCLUDABLE).difference(left_out) if why in INCLUDABLE else set[str]()
+    return {why} | included
+
+
+def _told_of(name: str, condition: Q, objections: Sequence[tuple[ItemReason, Q]]) -> Q:
+    """Return the condition of the messages that a finding counts."""
+    codes = [code.value for code, _condition in objections]
+    if name in codes:
+        others = objections[: codes.index(name)]
+    elif name in INCLUDABLE:
+        others = [one for one in objections if one[0].value not in INCLUDABLE]
+    else:
+        others = objections
+    return condition & ~_refused(others) if others else condition
 
 
 def conditions(selection: Selection, terms: RequeueTerms) -> Mapping[str, Q]:
@@ -292,7 +324,8 @@ def conditions(selection: Selection, terms: RequeueTerms) -> Mapping[str, Q]:
         # A hold whose time is over does not count: a consumer ends it only a little later.
         "on_hold": Q(state=State.ON_HOLD) & ~Q(held_until__lte=now),
         "succeeded": Q(succeeded_at__isnull=False),
-        "discarded": Q(discarded_at__isnull=False),
+        # A message that is discarded now has the time of its discard, too, and did not arrive again.
+        "discarded": Q(discarded_at__isnull=False, state__in=OPEN),
         "key_discarded": _of_discarded_key(),
         "copies": _copies(selection, now),
         "unconfirmed": Q(unconfirmed=True),
@@ -313,14 +346,14 @@ def _handled_queues() -> list[str]:
     return [work_queue.queue.name for work_queue in registry.work_queues()]
 
 
-def sends_any(group: int) -> bool:
+def sends_any(group: int, terms: RequeueTerms | None = None) -> bool:
     """Return True if a requeue of this error group would send one of its latest parked messages; others are not read.
 
     This needs one query, whatever the size of the group.
     """
     parked = {"group": group, "state": [State.PARKED.value]}
     selection = Selection(filter=parked, as_of=database_clock.now(records_alias()), count=0)
-    refused = _refused(reasons(selection, RequeueTerms()))
+    refused = _refused(reasons(selection, terms or RequeueTerms()))
     rows = ParkedMessage.objects.using(records_alias()).filter(group=group, state=State.PARKED)
     left_out = Case(When(refused, then=Value(1)), default=Value(0), output_field=IntegerField())
     latest = rows.order_by("-parked_at", "-pk").annotate(left_out=left_out).values_list("left_out", flat=True)

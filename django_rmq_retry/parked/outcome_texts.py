@@ -25,7 +25,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.parked import resolution_text
 from django_rmq_retry.parked.audit import acts_on
 from django_rmq_retry.parked.four_eyes import EDITS, selection_of
-from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.selection import Selection, group_numbers
 from django_rmq_retry.policies.verdict import ACK
 from django_rmq_retry.wording import minute, number, second
 
@@ -34,6 +34,8 @@ DECIDED_BY: Mapping[str, Action] = {State.DISCARDED: Action.DISCARD, State.ON_HO
 MOST_HANDLINGS = 5
 """The most times that the sentence on a message names that was handled more than once."""
 MOST_COPIES_SHOWN = 5
+MOST_DECISIONS = 3
+"""The most decisions that a preview names."""
 DECIDING = (Action.DISCARD, Action.HOLD, Action.REQUEUE)
 
 
@@ -223,14 +225,28 @@ def decided_meanwhile(selection: Selection) -> str:
     if selection.named:
         rows = ParkedMessage.objects.filter(pk__in=list(selection.revisions)).defer("body", "properties")
         return outcome_of(rows[0]) if rows else ""
-    if selection.group is None:
-        return ""
-    acts = OperatorAction.objects.filter(group=selection.group, action__in=DECIDING)
-    act = acts.filter(at__gte=selection.as_of).order_by("-number").first()
-    if act is None:
-        return ""
+    return " ".join(decisions_since(selection)[:1])
+
+
+def decisions_since(selection: Selection) -> list[str]:
+    """Return the latest decisions on the error groups of a selection since it was chosen, the newest first."""
+    groups = group_numbers(selection.filter.get("group", []))
+    if not groups:
+        return []
+    acts = OperatorAction.objects.filter(group__in=groups, action__in=DECIDING, at__gte=selection.as_of)
     text = _("{action} by {name}, {when}.")
-    return text.format(action=act.get_action_display(), name=act.who, when=_minute(act.at))
+    return [
+        text.format(action=act.get_action_display(), name=act.who, when=_minute(act.at))
+        for act in acts.order_by("-number")[:MOST_DECISIONS]
+    ]
+
+
+def decisions_on(examples: Sequence[tuple[int, str]]) -> list[tuple[int, str, str]]:
+    """Return what was decided on some of these messages: number, name and sentence of each."""
+    some = examples[:MOST_DECISIONS]
+    rows = ParkedMessage.objects.defer("body", "properties").in_bulk([pk for pk, _name in some])
+    found = [(pk, name, outcome_of(rows[pk])) for pk, name in some if pk in rows]
+    return [one for one in found if one[2]]
 
 
 def _second(at: datetime | None) -> str:

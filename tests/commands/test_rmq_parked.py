@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from getpass import getuser
 from pathlib import Path
 from typing import Any
 
@@ -254,13 +255,14 @@ class TestRequeue:
     def test_a_message_on_hold_stays_parked_unless_it_is_included(self, wired: BlockingChannel) -> None:
         one = record(key="PAY-3")
         number = str(one.pk)
-        parked("hold", number, "--for", "2h")
+        parked("hold", number, "--for", "2h", "--reason", "bank is closed")
         for words in ((number,), ("--group", str(one.group_id), "--yes"), ("--all", "--yes")):
             told = parked("requeue", *words)
             assert (told.code, depth(wired), again(one).state) == (6, 0, State.ON_HOLD)
-            assert told.err == (
-                f"  1 on hold, left out (--include on_hold sends it): PAY-3 (#{number})\nRequeues 0 of 1 message.\n"
-            )
+            left, who, total = told.err.splitlines()
+            assert left == f"  1 on hold, left out (--include on_hold sends it): PAY-3 (#{number})"
+            assert re.fullmatch(rf"    PAY-3 \(#{number}\): On hold until .+, by {getuser()}: bank is closed", who)
+            assert total == "Requeues 0 of 1 message."
         parked("requeue", number, "--include", "on_hold", "--wait", "0")
 
         assert (depth(wired), again(one).state) == (1, State.REQUEUED)

@@ -1,5 +1,6 @@
 """Selections: chosen, frozen and counted before an action."""
 
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from django_rmq_retry.parked import findings, selection
 from django_rmq_retry.parked.findings import RequeueReport, RequeueTerms, report
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.selection import Selection, beginning
-from tests.operators.made import group, record, requeue_run
+from tests.operators.made import discard_messages, group, record, requeue_run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 PARKED = {"state": ["parked"]}
@@ -259,6 +260,38 @@ class TestReport:
 
         assert counts(report(named)) == {"changed": 1}
         assert counts(report(filtered)) == {"changed": 1}
+
+    @pytest.mark.parametrize("include", [(), ("discarded",)])
+    def test_a_message_that_was_discarded_meanwhile_did_not_arrive_again(self, include: tuple[str, ...]) -> None:
+        here = [record(key=f"PAY-{number}") for number in range(3)]
+        chosen = Selection.of_ids([one.pk for one in here])
+        requeue_run([here[0].pk])
+        discard_messages([one.pk for one in here[:2]])
+        found = report(chosen, RequeueTerms(include=include))
+
+        assert "discarded" not in counts(found)
+        assert [one.includable for one in found.findings] == [False] * len(found.findings)
+        assert sum(counts(found).values()) == found.left_out == 2
+
+    def test_each_message_is_counted_under_the_reason_for_which_a_run_leaves_it_out(self) -> None:
+        long_ago = timezone.now() - HOUR
+        record(succeeded_at=long_ago, reason="permanent", queue="others", version=2)
+        again = record(discarded_at=long_ago, unconfirmed=True)
+        record(reason="permanent", queue="others")
+        record(queue="others", version=2)
+        chosen = Selection.of_filter(PARKED)
+        found, run = report(chosen), requeue_run(chosen)
+        skipped = Counter(run.items.values_list("skip_code", flat=True))
+
+        assert counts(found) == {"succeeded": 1, "discarded": 1, "permanent": 1, "unhandled": 1} == skipped
+        assert {one.name: len(one.examples) for one in found.findings} == counts(found)
+        assert found.findings[1].examples[0][0] == again.pk
+
+    def test_what_was_included_can_be_left_out_again_beside_another_reason(self) -> None:
+        record(state=State.ON_HOLD, unconfirmed=True)
+        included = report(Selection.of_filter(OPEN), RequeueTerms(include=["on_hold"]))
+
+        assert [(one.name, one.left_out) for one in included.findings] == [("on_hold", False), ("unconfirmed", True)]
 
     def test_the_report_and_the_run_have_the_same_numbers(self) -> None:
         record(succeeded_at=timezone.now())
