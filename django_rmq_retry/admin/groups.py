@@ -29,6 +29,7 @@ from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.early_retries import waiting_for
 from django_rmq_retry.parked.edit_many import MOST_EDITED, too_many
+from django_rmq_retry.parked.findings import RequeueTerms, sends_any
 from django_rmq_retry.parked.groups import LIMITS, Origin, annotate, mute, still_failing, with_held
 from django_rmq_retry.parked.items import left_behind, under_way
 from django_rmq_retry.parked.links import group_links
@@ -44,6 +45,8 @@ MOST_EVENTS = 12
 """Of the one message that the page of a group shows."""
 LESSER = ("parkedmessage_hold", "parkedmessage_edit_many")
 """Pages of the acts that few operators need on the page of a group."""
+CAUSE_FIXED = RequeueTerms(confirmed_permanent=True)
+"""A page offers a requeue of permanent errors too, because it can't know that their cause is fixed."""
 
 
 @requires("view_group", "note")
@@ -213,8 +216,10 @@ class ErrorGroupAdmin(Pages):
         edited, handled = group.edited >= ready, group.handled >= ready
         edited_first = is_permanent(group) and edits() and not why_no_edit and not edited
         requeue = (_("Requeue %(count)d…") if ready > 1 else _("Requeue…"), "requeue", "requeuerun_preview", "")
-        # Of messages that were handled already a requeue sends none; edited ones are ready to be sent, all of them.
-        one_by_one = [] if ready <= 1 or handled else [one_first]
+        # Its page asks whether a requeue would send any; a card, whether all were handled already, which is cheap.
+        idle = handled or (own_page and bool(ready) and not sends_any(group.pk, CAUSE_FIXED))
+        # Edited ones are ready to be sent, all of them.
+        one_by_one = [] if ready <= 1 or idle else [one_first]
         actions = (
             *([editing] if edited_first else []),
             *([requeue, *one_by_one] if edited else [*one_by_one, requeue]),
@@ -227,7 +232,7 @@ class ErrorGroupAdmin(Pages):
                 label=counted(label, count=ready),
                 address=f"{self.address(page)}?group={group.pk}{more}",
                 why=why_no_edit if verb == "bulk_edit" else refusal(request, verb, count=1 if more else ready),
-                kind="main" if own_page and place == 0 and not handled else "danger" if verb == "discard" else "",
+                kind="main" if own_page and place == 0 and not idle else "danger" if verb == "discard" else "",
             )
             for place, (label, verb, page, more) in enumerate(actions)
             if ready

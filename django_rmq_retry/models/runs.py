@@ -230,6 +230,11 @@ class RequeueRun(models.Model):
         return max(self.total - self.sent - self.skipped - self.unconfirmed, 0)
 
     @property
+    def settled(self) -> int:
+        """The number of messages that were sent, to which a run that has finished adds those that it left out."""
+        return self.total - self.unsent if self.state == RunState.FINISHED else self.sent
+
+    @property
     def left_out(self) -> int:
         """The number of messages that it does not send, with those left out by their keys."""
         return self.skipped + self.excluded

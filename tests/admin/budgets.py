@@ -18,7 +18,7 @@ BUDGETS = {
     "parkedmessage/{message}/change/": 11,
     "errorgroup/": 10,
     "errorgroup/?by=queue": 1,
-    "errorgroup/{group}/change/": 15,
+    "errorgroup/{group}/change/": 19,
     "requeuerun/": 3,
     "requeuerun/{run}/change/": 9,
     "requeuerun/preview/?sel={named}": 21,
@@ -39,7 +39,8 @@ have siblings), for keys of discarded and for keys of processed messages, and ha
 here are two, one for groups that grow, one for the runs that were stopped, and one for the queues that are paused or
 stopped by their breaker; each run that still has to send something needs two more. The live status has one more while
 runs send or messages fail, and while a request waits for a second person. Pages of messages and groups have one for the
-requests that wait, and the page of a message a second one if some do. A search that finds nothing also looks for keys
+requests that wait, and the page of a message a second one if some do. The page of a group asks what a
+requeue would send. A search that finds nothing also looks for keys
 that are alike. The page of consumers has a second query for the messages that dead processes had in flight."""
 _NUMBER = re.compile(r"\{\w+\}|\d+")
 

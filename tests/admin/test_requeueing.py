@@ -25,13 +25,14 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.parked import items, run_steering
+from django_rmq_retry.parked.actions import hold
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.topology import Role
 from django_rmq_retry.wording import minute
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page, press
-from tests.operators.made import BOB, discard_messages, drive_run, requeue_run
+from tests.operators.made import BOB, discard_messages, drive_run, requeue_run, selected
 from tests.parked.made import copy_failed
 
 pytestmark = pytest.mark.django_db
@@ -78,6 +79,47 @@ def test_a_message_on_hold_is_requeued_only_if_the_operator_includes_it(page: Cl
     assert "left out" not in Page(included).text
     assert len(sent) == 1
     assert ParkedMessage.objects.get(pk=one.pk).state == State.REQUEUED
+
+
+def test_a_message_on_hold_is_left_out_on_its_own_page_too_which_says_who_holds_it(page: Client) -> None:
+    cause = made.group()
+    one, _copy = (made.message(cause, business_key="PAY-1", has_siblings=True, content=7) for _ in range(2))
+    until = timezone.now() + timedelta(hours=2)
+    hold(selected([one.pk]), BOB, until=until, reason="bank is closed")
+    shown = page.get(f"/admin/rmq_retry/parkedmessage/{one.pk}/change/")
+    preview = page.get(Page(shown).links["Requeue…"], follow=True)
+    text = Page(preview).text
+
+    assert "1 is on hold \u2013 left out" in text
+    assert f"On hold until {minute(until)}, by bob: bank is closed" in text
+    assert "A copy of this message is parked." in text
+    assert Page(preview).form_with("Include anyway")
+    assert not RequeueRun.objects.exists()
+
+
+def test_a_preview_says_who_discarded_a_message_meanwhile_and_not_that_it_arrived_again(page: Client) -> None:
+    one, other = made.message(business_key="PAY-1"), made.message()
+    preview = page.post(LIST, {"action": "requeue", "_selected_action": [one.pk, other.pk]}, follow=True)
+    discard_messages([one.pk], BOB, category="duplicate")
+    again = Page(page.get(preview.redirect_chain[-1][0]))
+
+    assert "1 is no longer open \u2013 left out" in again.text
+    assert re.search(r"Discarded .* by bob \(.*uplicate.*\): it will not be handled\.", again.text)
+    assert "arrived again" not in again.text
+    assert "Include anyway" not in again.text
+    assert "Requeue 1 message" in again.text
+
+
+def test_a_preview_of_a_group_that_has_shrunk_says_so_and_by_whom(page: Client) -> None:
+    cause = made.group()
+    one = made.message(cause)
+    made.message(cause)
+    preview = previewed(page, group=cause.pk)
+    discard_messages([one.pk], BOB, category="duplicate")
+    again = Page(page.get(preview.redirect_chain[-1][0])).text
+
+    assert "1 of the chosen messages no longer matches the filter. Discard by bob" in again
+    assert "no longer match" not in Page(preview).text
 
 
 def test_the_preview_changes_nothing_and_can_be_shared(page: Client, sent: list[Message]) -> None:
@@ -466,6 +508,29 @@ def test_a_page_of_a_group_keeps_one_main_button_and_the_lesser_ones_in_a_menu(p
     assert [one.label for one in shown.context["menu"]] == ["Hold…", "Edit 2…"]
     assert content.count('id="rmq-actions"') == 1
     assert content.count("rmq-main") == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "offered"),
+    [
+        ({"unconfirmed": True}, False),
+        ({"discarded_at": timezone.now()}, False),
+        ({"queue": "gone"}, False),
+        ({"reason": "permanent"}, True),
+    ],
+    ids=["unconfirmed", "arrived again", "unhandled", "permanent"],
+)
+def test_the_page_of_a_group_offers_to_send_one_first_only_if_one_would_be_sent(
+    page: Client, state: dict[str, Any], offered: bool
+) -> None:
+    cause = made.group()
+    for _ in range(2):
+        made.message(cause, **state)
+    shown = page.get(f"/admin/rmq_retry/errorgroup/{cause.pk}/change/")
+
+    assert ("Requeue one, then the others…" in Page(shown).links) == offered
+    assert shown.content.decode().count("rmq-main") == offered
+    assert "Requeue 2…" in Page(shown).links
 
 
 def test_what_a_stopped_run_has_not_sent_is_counted_up_to_a_limit(

@@ -69,7 +69,7 @@ def test_the_run_page_explains_its_guard(page: Client, fields: dict[str, Any], s
     assert said in shown(page, run_of(**fields))
 
 
-@pytest.mark.parametrize("state", ["stopped", "running", "paused", "finished"])
+@pytest.mark.parametrize("state", ["stopped", "running", "paused"])
 def test_the_bar_of_a_run_shows_what_was_sent_as_the_text_beside_it(page: Client, state: str) -> None:
     """It was 82 % full at "26 of 220 sent" of a paused run, and 12 % once that was stopped."""
     run = run_of(state=state, sent=3, unconfirmed=1, skipped=5)
@@ -304,10 +304,20 @@ def test_a_run_that_sent_one_first_says_when_that_one_was_processed(page: Client
         item = {"run": run, "message": made.message(), "place": place, "revision": 1, "state": state}
         RequeueItem.objects.create(**item, ended_at=ended, sent_at=ended)
     before, after = shown(page, run), shown(page, updated(run, processed=2, sent=3, wait=""))
+    over = shown(page, updated(run, state=RunState.FINISHED))
     plain = shown(page, updated(run, canary=False))
 
     assert "The first one was processed" not in before + plain
+    assert "before the others were sent." in over
+    assert "the others follow" not in over
     assert f"The first one was processed at {timezone.localtime(at):%Y-%m-%d %H:%M:%S} ; the others follow." in after
+
+
+def test_the_bar_of_a_run_that_left_some_out_is_full_when_it_has_ended(page: Client) -> None:
+    run = run_of(state=RunState.FINISHED, started_at=timezone.now(), total=1958, sent=1951, skipped=7)
+    answer = page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/")
+
+    assert '<progress max="1958" value="1958"' in answer.content.decode()
 
 
 def test_the_list_of_runs_says_why_a_run_stands(page: Client) -> None:
