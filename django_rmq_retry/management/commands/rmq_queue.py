@@ -6,6 +6,7 @@ from functools import partial
 from django.core.management.base import CommandParser
 
 from django_rmq_retry.breakers import table
+from django_rmq_retry.breakers.halts import halted
 from django_rmq_retry.breakers.queue_state import Flow, QueueState
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management import early_runs
@@ -13,11 +14,14 @@ from django_rmq_retry.management.accounts import actor_of, add_user
 from django_rmq_retry.management.arguments import age
 from django_rmq_retry.management.command import Options, RmqCommand, check_known
 from django_rmq_retry.management.terminal import clock, utc
+from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked import queue_pauses
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Outdated
 
-STATE_STYLES = {Flow.FLOWING: "SUCCESS", Flow.OPEN: "ERROR"}
+HALTED = "halted"
+"""The state of a queue that flows for operators and breakers, but whose first message fails and goes first."""
+STATE_STYLES = {Flow.FLOWING: "SUCCESS", Flow.OPEN: "ERROR", HALTED: "ERROR"}
 
 
 class Command(RmqCommand):
@@ -75,21 +79,28 @@ class Command(RmqCommand):
             )
 
     def _report(self, states: list[QueueState], options: Options) -> Exit:
-        now = table.now()
+        now, halts = table.now(), {row.queue: row for row in halted()}
         if options["json"]:
-            self.document(f"queue_{options['subcommand']}/1", items=[_data(one, now) for one in states])
+            self.document(
+                f"queue_{options['subcommand']}/1", items=[_data(one, now, halts.get(one.queue)) for one in states]
+            )
         elif states:
             terminal = self.stdout.isatty()
             head = ("QUEUE", "STATE", "SINCE", "RESUMES", "REASON")
-            rows = [_cells(one, now, terminal=terminal) for one in states]
-            styles = ["", *(STATE_STYLES.get(one.state(now), "WARNING") for one in states)]
+            rows = [_cells(one, now, halts.get(one.queue), terminal=terminal) for one in states]
+            styles = ["", *(STATE_STYLES.get(_state(one, now, halts.get(one.queue)), "WARNING") for one in states)]
             self.table([head, *rows], styles)
         else:
             self.say("No installed app has a handler, so there is no queue.")
         return Exit.DONE if states else Exit.NOTHING
 
 
-def _data(one: QueueState, now: float) -> dict[str, object]:
+def _state(one: QueueState, now: float, halt: QueueControl | None) -> str:
+    state = one.state(now)
+    return HALTED if halt and state is Flow.FLOWING else state
+
+
+def _data(one: QueueState, now: float, halt: QueueControl | None) -> dict[str, object]:
     circuit = one.circuit
     pause = {"by": one.by, "reason": one.reason, "since": utc(_at(one.since)), "until": utc(_at(one.until))}
     breaker = {
@@ -101,15 +112,22 @@ def _data(one: QueueState, now: float) -> dict[str, object]:
     }
     return {
         "queue": one.queue,
-        "state": one.state(now),
+        "state": _state(one, now, halt),
         "pause": pause if one.is_paused(now) else None,
         "breaker": breaker if circuit.opened else None,
+        "halt": {"message": halt.halted_message, "error": halt.halted_error, "since": utc(halt.halted_at)}
+        if halt
+        else None,
     }
 
 
-def _cells(one: QueueState, now: float, *, terminal: bool) -> tuple[object, ...]:
-    held, state = one.is_paused(now), one.state(now)
-    since = one.since if held else one.circuit.since
+def _halt(row: QueueControl) -> dict[str, object]:
+    return {"message": row.halted_message, "error": row.halted_error, "since": utc(row.halted_at)}
+
+
+def _cells(one: QueueState, now: float, halt: QueueControl | None, *, terminal: bool) -> tuple[object, ...]:
+    held, state = one.is_paused(now), _state(one, now, halt)
+    since = _at(one.since if held else one.circuit.since)
     on = one.resumes_at(now)
     why = ""
     if held:
@@ -117,7 +135,9 @@ def _cells(one: QueueState, now: float, *, terminal: bool) -> tuple[object, ...]
     elif one.circuit.opened:
         failed = f", {one.circuit.failed} probes failed" if one.circuit.failed else ""
         why = f"breaker of {one.circuit.handler}: {one.circuit.cause}{failed}"
-    times = (clock(_at(moment), terminal=terminal) for moment in (since, on))
+    elif halt:
+        since, why = halt.halted_at, f"{halt.halted_message}, the first message, fails: {halt.halted_error}"
+    times = (clock(moment, terminal=terminal) for moment in (since, _at(on)))
     return one.queue, state, *times, why
 
 
