@@ -164,7 +164,8 @@ def refusal_in(error: object) -> str:
         return "the virtual host does not exist, or this user may not use it"
     # pika keeps only the text of its cause. A broker that is just starting or stopping also resets connections.
     if isinstance(error, IncompatibleProtocolError) and ConnectionResetError.__name__ not in str(error):
-        return "the server there does not use AMQP 0-9-1"
+        # Whether another protocol was spoken or nothing was said cannot be told apart: pika drops what it cannot read.
+        return "the server there closed the connection without an answer in AMQP 0-9-1"
     return ""
 
 
