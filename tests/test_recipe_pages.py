@@ -10,8 +10,9 @@ import pytest
 import yaml
 from django.core.management import get_commands, load_command_class
 from django.db import OperationalError
+from django.dispatch import Signal
 
-from django_rmq_retry import Handler, Raw, publish
+from django_rmq_retry import Handler, Raw, publish, signals
 from django_rmq_retry.conf import settings
 from django_rmq_retry.testing import RmqTest, isolated_handlers
 from tests.tooling.pages import DOCS, blocks, page, readers_project
@@ -30,6 +31,9 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recipe]:
                 exec(compile("\n" * block.line + block.text, name, "exec"), namespace)  # noqa: S102 - our own page
         return namespace
 
+    for one in vars(signals).values():
+        if isinstance(one, Signal):
+            monkeypatch.setattr(one, "receivers", [])
     monkeypatch.setenv("PAYLOAD_KEY", "x" * 43 + "=")
     with isolated_handlers():
         yield execute
