@@ -10,6 +10,7 @@ from typing import Any
 
 from django.db import Error, connections, router
 from django.db.models import Q
+from django.db.models.functions import Length
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -17,7 +18,7 @@ from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, QueueControl
 from django_rmq_retry.models.parked import folded
 from django_rmq_retry.ordering.keys import keys_alias
-from django_rmq_retry.parked.outbox_keys import MOST_LISTED_BYTES, keys_of
+from django_rmq_retry.parked.outbox_keys import MOST_LISTED_BYTES, keys_behind, keys_of
 from django_rmq_retry.publishing import outbox_rows
 from django_rmq_retry.statements import with_one_of
 
@@ -27,14 +28,14 @@ MOST_WORDS = 10
 MOST_ROWS = 20_000
 """The most rows of one query that a list of keys reads: several messages may have one key."""
 MOST_DECODED = 200
-"""The most messages of an outbox, the latest first, whose bodies are read for their business keys."""
+"""The most messages of an outbox, or behind blocked keys, whose bodies are read for their business keys."""
 
 
 class Room(Enum):
     """A place of messages that were not parked, or not yet."""
 
-    OUTBOX = gettext_lazy("the outbox, by business key its latest %(most)d small messages")
-    KEYS = gettext_lazy("blocked keys")
+    OUTBOX = gettext_lazy("the outbox, by business key its latest %(most)d small messages that a handler here takes")
+    KEYS = gettext_lazy("blocked keys, by business key the latest %(most)d small messages behind them")
     QUEUES = gettext_lazy("the first messages of halted queues")
 
 
@@ -144,6 +145,13 @@ def _blocked() -> Any:
     return BlockedMessage.objects.using(keys_alias()).select_related("block").defer("body", "properties")
 
 
+def _waiting() -> Iterator[tuple[BlockedMessage, list[str]]]:
+    """Yield the latest messages behind blocked keys whose bodies are read, with their business keys."""
+    rows = BlockedMessage.objects.using(keys_alias()).select_related("block").order_by("-pk")
+    for row in rows.annotate(size=Length("body")).filter(size__lte=MOST_LISTED_BYTES)[:MOST_DECODED]:
+        yield row, keys_behind(row)
+
+
 def _halts() -> Any:
     return QueueControl.objects.filter(halted_at__isnull=False)
 
@@ -158,7 +166,10 @@ def _in_outbox(texts: Sequence[str]) -> Iterator[Found]:
 
 def _at_blocked_keys(texts: Sequence[str]) -> Iterator[Found]:
     yield from map(_first, BlockedKey.objects.using(keys_alias()).filter(_begins(texts, "key", "blocker"))[:MOST_NAMED])
-    yield from map(_behind, _blocked().filter(_begins(texts, "shown"))[:MOST_NAMED])
+    named = _blocked().filter(_begins(texts, "shown"))
+    by_key = (row for row, keys in _waiting() if _any_begins(keys, texts))
+    known = {row.pk: row for row in (*named[:MOST_NAMED], *by_key)}
+    yield from map(_behind, list(known.values())[:MOST_NAMED])
 
 
 def _in_halted_queues(texts: Sequence[str]) -> Iterator[Found]:
@@ -179,6 +190,8 @@ def _named_at_blocked_keys(texts: Sequence[str]) -> Iterator[tuple[str, Found]]:
         for row in _with_one_of(BlockedKey.objects.using(keys_alias()), column, texts):
             yield getattr(row, column), _first(row)
     yield from ((row.shown, _behind(row)) for row in _with_one_of(_blocked(), "shown", texts))
+    for row, keys in _waiting():
+        yield from ((short(key, COLUMN_BYTES), _behind(row)) for key in keys)
 
 
 def _named_in_halted_queues(texts: Sequence[str]) -> Iterator[tuple[str, Found]]:

@@ -13,11 +13,12 @@ from django.utils import timezone
 from django_rmq_retry import handler
 from django_rmq_retry.admin import message_list
 from django_rmq_retry.admin.messages import ParkedMessageAdmin
-from django_rmq_retry.models import KeyList, ParkedMessage, State
+from django_rmq_retry.models import BlockedMessage, KeyList, ParkedMessage, State
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page, own_queries
+from tests.admin.pasting import pasted
 from tests.commands.running import parked
 
 pytestmark = pytest.mark.django_db
@@ -168,13 +169,28 @@ def test_a_message_of_the_outbox_is_found_by_its_business_key(page: Client) -> N
     assert "In the outbox, not sent yet: 9f3c-1" in Page(page.get(LIST, {"q": "pay-80"})).text
 
 
+def test_a_message_behind_a_blocked_key_is_found_by_its_business_key(page: Client) -> None:
+    """It was not found, as its id is another: whoever paid it by hand let it be paid again once the key was free."""
+
+    @handler("refunds", keys=lambda message: message.data["payment"])
+    def transfer(body: object) -> None: ...
+
+    row = {"shown": "9f3c-1", "name": "m1", "identity": "message:1", "digest": "1", "waiting_since": timezone.now()}
+    key = made.blocked_key(key="ACC-6", queue="refunds")
+    BlockedMessage.objects.create(block=key, body=b'{"payment": "PAY-80"}', properties=b"\0\0", **row)
+
+    waits = "Waits for a blocked ordering key: 9f3c-1, behind ACC-6"
+    assert waits in Page(page.get(LIST, {"q": "pay-80"})).text
+    assert f"PAY-80 {waits}" in Page(pasted(page, "PAY-80")).text
+
+
 def test_a_search_says_where_it_did_not_look_and_what_leaves_no_record(page: Client) -> None:
     """That nothing was found was taken for "it never came", of a payment that had been made at the first attempt."""
     clerk = client_of(made.person("clerk", "view_parkedmessage"))
     every, few = (Page(one.get(LIST, {"q": "PAY-9"})).text for one in (page, clerk))
     printed = [parked("show", "PAY-9").err, parked("list", "--search", "PAY-9").err, parked("list", "--key", "P").err]
 
-    also = "Also searched: the outbox, by business key its latest 200 small messages; blocked keys; the first"
+    also = "Also searched: the outbox, by business key its latest 200 small messages that a handler here"
     unseen = "Not searched: messages that wait in a queue of RabbitMQ. A message that was handled without being parked"
     assert [also in text for text in (every, few, *printed)] == [True, False, True, True, True]
     assert [unseen in text for text in (every, few, *printed)] == [True] * 5
