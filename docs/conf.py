@@ -15,10 +15,6 @@ INIT = Path(__file__).parents[1] / "django_rmq_retry" / "__init__.py"
 WORD = 30
 """A longer name may break in a cell of a table."""
 DRAWN = re.compile(r"[─│┌┐└┘├┤┬┴┼▶◀▲▼]")
-COLUMNS = re.compile(r"^ ?\S+(?: \S+)* {2,}\S.* {2,}\S", re.MULTILINE)
-"""A line of a printed table: three texts with wide gaps between them."""
-LINE = 91
-"""The characters of a line of a block on a wide screen."""
 DENSE = 4
 """A table with more columns than these has smaller letters."""
 PHONE, GAP, PROSE = 44, 3, 26
@@ -178,14 +174,11 @@ class WithoutTestNames(SearchEnglish):
 def mark(app: Sphinx, doctree: nodes.document) -> None:  # noqa: ARG001 - the event's signature
     """Mark what site.css or the copy button treats in its own way.
 
-    A block that holds a drawing made of characters is not copied, and its lines do not wrap. The lines of a printed
-    table do not wrap on a phone if a wide screen holds them. Long names may break.
+    A block that holds a drawing made of characters is not copied, and its lines do not wrap. Long names may break.
     """
     for block in doctree.findall(nodes.literal_block):
         if DRAWN.search(block.astext()):
             block["classes"].append("drawn")
-        elif COLUMNS.search(block.astext()) and max(map(len, block.astext().splitlines())) <= LINE:
-            block["classes"].append("columns")
     for name in doctree.findall(nodes.literal):
         if name.astext().startswith("test_"):
             name["classes"].append("test-name")

@@ -263,14 +263,17 @@ def test_no_page_is_wider_than_a_phone(chromium: Any, built: Path, pages: dict[P
 
 @pytest.mark.nightly
 @pytest.mark.browser
-@pytest.mark.parametrize("width", [PHONE, DESK])
 @pytest.mark.parametrize(
-    "fault",
-    [(OVERFLOWING, ".table-wrapper"), (OVERFLOWING, "div:not(.drawn, .columns) > .highlight > pre"), (BROKEN, None)],
-    ids=["tables", "blocks", "names"],
+    ("fault", "width"),
+    [
+        *(pytest.param((OVERFLOWING, ".table-wrapper"), width, id=f"tables-{width}") for width in (PHONE, DESK)),
+        # On a phone a block scrolls in its frame: wrapped code reads as other code.
+        pytest.param((OVERFLOWING, "div:not(.drawn) > .highlight > pre"), DESK, id="blocks"),
+        *(pytest.param((BROKEN, None), width, id=f"names-{width}") for width in (PHONE, DESK)),
+    ],
 )
 def test_nothing_scrolls_sideways_and_short_names_in_tables_do_not_wrap(
-    chromium: Any, built: Path, pages: dict[Path, Page], width: int, fault: tuple[str, str | None]
+    chromium: Any, built: Path, pages: dict[Path, Page], fault: tuple[str, str | None], width: int
 ) -> None:
     context = chromium.new_context(viewport={"width": width, "height": 850})
     wrong = {}
