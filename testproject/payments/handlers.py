@@ -35,6 +35,12 @@ REQUESTS = uuid.UUID("5f1a3a52-3c8e-4f0e-9c7e-3b1f3a0c7d11")
 main = Exchange("main-exchange", "direct")
 
 
+def named(message: Delivery) -> list[str]:
+    """Return the payment's number, by which an operator finds the message."""
+    data: Any = message.data
+    return [f"PAY-{data['payment']}"] if isinstance(data, dict) and "payment" in data else []
+
+
 @handler(
     "payments.charge",
     policy=RetryThenPark(
@@ -42,6 +48,7 @@ main = Exchange("main-exchange", "direct")
         backoff=Exponential(settings.BANK_CHARGE_WAIT, factor=2, jitter=0.2),
         park_on=(AccountClosed, Refused),
     ),
+    keys=named,
 )
 def charge(message: Delivery) -> None:
     """Charge a card payment at the other bank, then post it to the ledger."""
@@ -56,7 +63,12 @@ def charge(message: Delivery) -> None:
     post.publish({"payment": payment.pk}, message_id=f"post-{payment.pk}")
 
 
-@handler("ledger.post", policy=StopTheLine(backoff=Exponential(settings.BANK_LEDGER_WAIT, factor=2, cap=60)), once=True)
+@handler(
+    "ledger.post",
+    policy=StopTheLine(backoff=Exponential(settings.BANK_LEDGER_WAIT, factor=2, cap=60)),
+    once=True,
+    keys=named,
+)
 def post(message: Delivery) -> None:
     """Post a payment. Order matters: no posting passes one that is not covered."""
     ledger.book(_payment(message.data))
@@ -78,6 +90,7 @@ def quote(message: Delivery) -> dict[str, str]:
         attempts=4, via=DeadLetter(exchange="retry-exchange", queue="retry-queue", after=settings.BANK_CASH_WAIT)
     ),
     park="parking-queue",
+    keys=named,
 )
 def cash(message: Delivery) -> dict[str, str]:
     """Pay out cash: an amount above the limit fails until the limit is raised.
