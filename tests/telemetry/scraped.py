@@ -111,7 +111,7 @@ def scraped(folder: Path) -> Printed:
 
 
 def _example() -> str:
-    [found] = [block.text for block in blocks(page("monitoring.md")) if "FiguresCollector" in block.text]
+    [found] = [block.text for block in blocks(page("metrics.md")) if "FiguresCollector" in block.text]
     return found
 
 
@@ -135,9 +135,10 @@ def queries() -> dict[str, list[str]]:
         **{f"alert {one['alert']}": [one["expr"]] for one in ALERTS},
         **{f"panel {one['title']}": [filled(to["expr"]) for to in one["targets"]] for one in panels()},
         "keda.yaml": [one["metadata"]["query"] for one in KEDA["spec"]["triggers"]],
-        "monitoring.md": [
+        "the pages": [
             query
-            for block in blocks(page("monitoring.md"))
+            for name in ("monitoring.md", "metrics.md")
+            for block in blocks(page(name))
             if block.kind == "promql"
             for query in re.sub(r"^#.*\n", "", block.text, flags=re.MULTILINE).split("\n\n")
         ],

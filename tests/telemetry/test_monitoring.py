@@ -11,9 +11,9 @@ from tests.tooling.services import Unavailable, go_without
 
 pytestmark = pytest.mark.slow
 
-PAGE = page("monitoring.md").read_text()
-ROW = re.compile(r"^\| `(rmq_retry_\w+)` \| (\w+) \| (.*?)\| (.+) \|$", re.MULTILINE)
-ALERT = re.compile(r"^\| `(RmqRetry\w+)` \| (.+?) \| (\w+) \|$", re.MULTILINE)
+PAGE = page("metrics.md").read_text()
+METRIC = re.compile(r"^- `(rmq_retry_\w+)` \((\w+)(.*?)\): [\w\[]", re.MULTILINE)
+ALERTS_BY_SEVERITY = re.compile(r"^- `(critical|warning)` .*?(?=^- |^$)", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +34,13 @@ def test_every_query_names_only_metrics_and_labels_that_exist(printed: Printed) 
 
 
 def test_the_page_lists_each_metric_with_its_type_and_labels(printed: Printed) -> None:
-    listed = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _about in ROW.findall(PAGE)}
+    listed = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in METRIC.findall(PAGE)}
 
     assert listed == {name: (one.kind, one.labels - {"le"}) for name, one in printed.consumer.items()}
 
 
 def test_a_web_process_shows_the_same_figures(printed: Printed) -> None:
-    figures = set(re.findall(r"^\| `(rmq_retry_\w+)`", PAGE.partition("## Metrics of database")[2], re.MULTILINE))
+    figures = set(re.findall(r"^- `(rmq_retry_\w+)`", PAGE.partition("## Metrics of database")[2], re.MULTILINE))
 
     assert {name: one.labels for name, one in printed.web.items()} == {
         name: printed.consumer[name].labels for name in figures
@@ -54,7 +54,8 @@ def test_every_metric_is_on_the_dashboard(printed: Printed) -> None:
 
 
 def test_the_page_lists_each_alert_with_its_severity() -> None:
-    listed = {name: severity for name, _about, severity in ALERT.findall(PAGE)}
+    lists = ALERTS_BY_SEVERITY.finditer(page("monitoring.md").read_text())
+    listed = {name: found[1] for found in lists for name in re.findall(r"`(RmqRetry\w+)`", found[0])}
 
     assert listed == {one["alert"]: one["labels"]["severity"] for one in ALERTS}
 
