@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 NEEDED = ("sphinx", "furo", "myst_parser", "sphinx_copybutton", "sphinxext.opengraph")
 ADDRESS = "https://django-rmq-retry.readthedocs.io/en/latest/"
 CAPTIONS = (
-    *("Start", "Publish and consume", "Handle failures", "Operate"),
+    *("Start", "Publish and consume", "Handle failures", "Deploy", "Operate"),
     *("Migrate", "Reference", "Trust", "Contribute"),
 )
 PHONE, DESK = 390, 1280
