@@ -288,9 +288,9 @@ class Migration(migrations.Migration):
                 ("order_key", models.CharField(blank=True, max_length=255, verbose_name="ordering key")),
                 ("created_at", models.DateTimeField(verbose_name="written")),
                 ("due_at", models.DateTimeField(verbose_name="due at")),
-                ("attempts", models.PositiveIntegerField(default=0, verbose_name="attempts")),
-                ("alone", models.BooleanField(default=False)),
-                ("error", models.TextField(blank=True, verbose_name="last error")),
+                ("attempts", models.PositiveIntegerField(db_default=0, default=0, verbose_name="attempts")),
+                ("alone", models.BooleanField(db_default=False, default=False)),
+                ("error", models.TextField(blank=True, db_default="", default="", verbose_name="last error")),
                 ("failed_at", models.DateTimeField(blank=True, null=True, verbose_name="failed")),
             ],
             options={

@@ -67,10 +67,10 @@ class OutboxMessage(models.Model):
     created_at = models.DateTimeField(_("written"))
     due_at = models.DateTimeField(_("due at"))
     """No relay takes the row before this time: another relay is sending it, or it waits after a failure."""
-    attempts = models.PositiveIntegerField(_("attempts"), default=0)
-    alone = models.BooleanField(default=False)
+    attempts = models.PositiveIntegerField(_("attempts"), default=0, db_default=0)
+    alone = models.BooleanField(default=False, db_default=False)
     """True if the channel or the connection was lost while the row was in flight: it is sent with no other row."""
-    error = models.TextField(_("last error"), blank=True)
+    error = models.TextField(_("last error"), blank=True, default="", db_default="")
     failed_at = models.DateTimeField(pgettext_lazy("outbox", "failed"), null=True, blank=True)
     """Set if the broker has refused the message too often; the row is kept for an operator."""
 

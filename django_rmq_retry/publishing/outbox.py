@@ -84,7 +84,7 @@ class OutboxWriter:
         On SQLite another thread that writes would break transactions. In a test of Django's the messages must have left
         when the commit returns, and a further connection would keep the test database from being dropped.
         """
-        return connection.vendor == "sqlite" or hasattr(mail, "outbox")
+        return connection.vendor == "sqlite" or "outbox" in vars(mail)
 
     def keep(self, messages: Sequence[Message], *, using: str) -> None:
         """Write messages, all or none, as rows of the open transaction; those of an ``order_key`` are sent in turn."""

@@ -223,7 +223,9 @@ def test_the_lease_of_a_row_begins_before_a_slow_write(post: Post, monkeypatch: 
 
 
 def test_rows_written_without_the_model_equal_rows_of_the_model() -> None:
-    columns = {field.column for field in OutboxMessage._meta.fields}
+    fields = {field.column: field for field in OutboxMessage._meta.fields}
+    others = [fields[name] for name in fields.keys() - outbox_rows.COLUMNS - {"id", "failed_at"}]
 
     assert OutboxMessage._meta.db_table == outbox_rows.TABLE
-    assert {*outbox_rows.COLUMNS, "failed_at"} | {"id"} == columns
+    assert fields.keys() >= set(outbox_rows.COLUMNS)
+    assert all(field.has_default() and field.db_default == field.default for field in others)
