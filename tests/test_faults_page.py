@@ -1,4 +1,4 @@
-"""Each failure stands once in the failure matrix and once in the proofs, with tests that exist."""
+"""Each failure stands once in the proofs, with tests that exist, and in the failure matrix if it changes something."""
 
 import re
 
@@ -9,6 +9,14 @@ PROOFS = page("proofs.md").read_text()
 CATALOGUE = {"A": 50, "B": 47, "C": 36, "D": 35, "E": 22}
 """The number of rows of each letter."""
 WANTED = [f"{part}-{number}" for part, last in CATALOGUE.items() for number in range(1, last + 1)]
+HARMLESS = {
+    *("A-4", "A-15", "A-16", "A-17", "A-27", "A-42", "A-45", "A-46", "A-47", "A-50"),
+    *("B-9", "B-10", "B-11", "B-19", "B-21", "B-33", "B-34", "B-35", "B-36", "B-39"),
+    *("C-2", "C-3", "C-4", "C-17", "C-19", "C-20", "C-27", "C-35", "C-36"),
+    *("D-8", "D-9", "D-15", "D-16", "D-24", "D-25", "D-26", "D-27", "D-28", "D-32", "D-33", "D-34"),
+    *("E-10", "E-16", "E-22"),
+}
+"""Rows of the proofs alone: nothing happens to a message, and nobody has to do anything."""
 UNPROVEN = {"E-19"}
 """Rows that describe an address that does not exist."""
 CITED = re.compile(r"`(test_\w+)`")
@@ -36,8 +44,9 @@ def proofs() -> list[tuple[str, list[str]]]:
     return [(one, CITED.findall(tests)) for together, tests in found for one in ids(together)]
 
 
-def test_each_failure_of_the_catalogue_is_in_the_matrix_once() -> None:
-    assert sorted(one for cells in rows() for one in ids(cells[0])) == sorted(WANTED)
+def test_each_failure_that_changes_something_is_in_the_matrix_once() -> None:
+    assert set(WANTED) > HARMLESS
+    assert sorted(one for cells in rows() for one in ids(cells[0])) == sorted(set(WANTED) - HARMLESS)
 
 
 def test_each_row_of_the_matrix_states_a_failure_and_a_result() -> None:
