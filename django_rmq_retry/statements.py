@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from django.core.exceptions import EmptyResultSet
 from django.db import connections
 from django.db.models import BinaryField, DateTimeField, F, Model, Q, QuerySet
 from django.db.models.constants import OnConflict
@@ -29,13 +30,21 @@ class _OneOf(Lookup):
     """``column = ANY(array)`` of PostgreSQL, with all values in one parameter."""
 
     lookup_name = "one_of"
-    prepare_rhs = False
+
+    def get_prep_lookup(self) -> tuple[str, str]:
+        # One text: of a list, Django hashes each of thousands of values, and the driver quotes each.
+        if not self.rhs or isinstance(self.rhs[0], int):
+            return "bigint", ",".join(map(str, self.rhs))
+        escaped = (text.replace("\\", r"\\").replace('"', r"\"") for text in self.rhs)
+        return "text", ",".join(f'"{text}"' for text in escaped)
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
+        kind, values = self.rhs
+        if not values:
+            raise EmptyResultSet
         column, params = self.process_lhs(compiler, connection)
-        # Drivers choose the smallest type of numbers, and PostgreSQL hashes a list only if its type is the column's.
-        kind = "::bigint[]" if self.rhs and isinstance(self.rhs[0], int) else ""
-        return f"{column} = ANY(%s{kind})", (*params, self.rhs)
+        # PostgreSQL hashes a list only if its type is the column's.
+        return f"{column} = ANY(%s::{kind}[])", (*params, f"{{{values}}}")
 
 
 def one_of(column: str, values: Collection[Any], *, using: str) -> Q:

@@ -157,6 +157,13 @@ class TestLookingUp:
         assert look_up(["pay-1", "PAY-1 ", "PÄY-1", "PAY-2"]) == {}
         assert alike(["pay-1", "PAY-2", "PAY-3"]) == {"pay-1": ["PAY-1"], "PAY-2": ["pay-2"]}
 
+    def test_keys_of_any_characters_are_matched_exactly(self) -> None:
+        keys = ['say "x"', '"', "\\", '\\"', "a,b", "{a}", "{", "NULL", "it's", "%s", " a", "a\nb", "付款-ä"]
+        known = {key: [record(key=key).pk] for key in keys}
+        record(key="a")
+
+        assert look_up(keys) == known
+
     def test_a_key_longer_than_the_column_is_found_by_its_shortened_form(self) -> None:
         long = "K" * 5000
         one = record(key=parse(long)[0])
