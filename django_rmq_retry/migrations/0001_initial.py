@@ -353,6 +353,7 @@ class Migration(migrations.Migration):
                 ("copies", models.PositiveIntegerField(default=1, verbose_name="copies")),
                 ("published_again", models.BooleanField(db_default=False, default=False, editable=False)),
                 ("unconfirmed", models.BooleanField(default=False, verbose_name="may have been delivered")),
+                ("has_siblings", models.BooleanField(db_default=False, default=False, editable=False)),
                 ("parked_at", models.DateTimeField(verbose_name="parked")),
                 ("recorded_at", models.DateTimeField(verbose_name="recorded")),
                 ("published_at", models.DateTimeField(blank=True, null=True, verbose_name="published")),
@@ -364,6 +365,7 @@ class Migration(migrations.Migration):
                 ("discarded_at", models.DateTimeField(blank=True, null=True, verbose_name="discarded")),
                 ("resolved_at", models.DateTimeField(blank=True, null=True, verbose_name="resolved")),
                 ("erased_at", models.DateTimeField(blank=True, null=True, verbose_name="erased")),
+                ("content", models.BigIntegerField(editable=False, null=True)),
                 (
                     "state",
                     models.CharField(
@@ -393,8 +395,6 @@ class Migration(migrations.Migration):
                 ("routing_key", models.CharField(blank=True, max_length=255, verbose_name="routing key")),
                 ("body", models.BinaryField(verbose_name="body")),
                 ("sha256", models.CharField(max_length=64, verbose_name="SHA-256")),
-                ("content", models.BigIntegerField(editable=False, null=True)),
-                ("has_siblings", models.BooleanField(db_default=False, default=False, editable=False)),
                 ("properties", models.BinaryField(verbose_name="properties")),
                 ("content_type", models.CharField(blank=True, max_length=255, verbose_name="content type")),
                 ("content_encoding", models.CharField(blank=True, max_length=255, verbose_name="content encoding")),
