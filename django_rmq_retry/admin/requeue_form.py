@@ -17,7 +17,6 @@ from django_rmq_retry.admin.choice import (
     choosing,
     forbidden,
     kept_back,
-    named_alone,
     rules_note,
     sample,
     with_seen_examples,
@@ -129,16 +128,16 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
     left = found.total - found.under_way or found.total
     title = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", left)
     many = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", found.sendable)
-    alone = named_alone(request, selection, _("Requeue %(name)s"), found.total)
     queues = registry.topology().queues
     others = [finding for finding in found.findings if finding.name != "permanent"]
     groups = _groups(selection, found)
-    only = selection.queryset().first() if found.total == 1 else None
+    only = selection.queryset().defer("body", "properties").first() if found.total == 1 else None
+    seen = [only] if only and not refusal(request, "view", message=only) else []
     gone = 0 if selection.named else max(selection.count - found.total, 0)
     names = names_of([group for group, _count in groups])
     growing = _growing(groups)
     return {
-        "title": alone or counted(title, count=left),
+        "title": _("Requeue %(name)s") % {"name": only} if seen else counted(title, count=left),
         "selection": selection,
         "chosen": labels.selection_text(selection.facts(), causes=False),
         "causes": [(group.pk, names[group.pk], count) for group, count in groups],
@@ -169,7 +168,7 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
         "reason_needed": bool(lacks_reason(found.total, "")),
         "seconds": found.sendable / form.options.rate if form.options.rate else None,
         "targets": [name for name, one in queues.items() if one.role not in NO_TARGETS],
-        "sample": sample(request, selection, left_out=found.refused),
+        "sample": seen[: found.sendable] if only else sample(request, selection, left_out=found.refused),
         "look": look,
         "levels": targets_of(found.queues, look),
     }

@@ -173,7 +173,7 @@ class RequeueReport:
     queues: tuple[tuple[str, int], ...]
     """Target queues with their numbers of messages, largest first."""
     refused: Q = field(default_factory=Q)
-    """The condition of the messages that are left out."""
+    """The condition of the messages that are left out; empty if none is."""
     groups: tuple[tuple[int, int], ...] = ()
     """If messages of several error groups are named or listed, each with its number of messages, largest first."""
 
@@ -206,7 +206,11 @@ def report(selection: Selection, terms: RequeueTerms | None = None) -> RequeueRe
     several = selection.group is None and (selection.named or GROUPED.intersection(selection.filter))
     left_out = [code.value for code, _condition in objections]
     totals = _totals(rows, shown, left_out, by=("queue", "group") if several else ("queue",))
-    keys, shared = duplicates(rows.exclude(refused), totals.sums["sendable"])
+    sendable = totals.sums["sendable"]
+    if sendable == totals.sums["total"]:
+        refused = Q()
+    sent = rows.exclude(refused) if refused else rows
+    keys, shared = duplicates(sent, sendable)
     findings = [
         _finding(name, totals.sums[name], rows.filter(_told_of(name, condition, objections)), left_out)
         for name, condition in shown.items()
@@ -215,11 +219,10 @@ def report(selection: Selection, terms: RequeueTerms | None = None) -> RequeueRe
     if keys:
         # Search the table of business keys, which has an index: the message's own column has none.
         named = BusinessKey.objects.using(rows.db).filter(value__in=keys).values("message")
-        alike = rows.exclude(refused).filter(pk__in=named, business_key__in=keys)
+        alike = sent.filter(pk__in=named, business_key__in=keys)
         findings.append(_finding("duplicates", shared, alike, left_out))
-    sendable = totals.sums["sendable"]
     if 0 < sendable <= MOST_SORTED:
-        processed = rows.exclude(refused).exclude(business_key="").filter(_of_key_of(Q(state=State.PROCESSED)))
+        processed = sent.exclude(business_key="").filter(_of_key_of(Q(state=State.PROCESSED)))
         count = processed.count()
         findings += [_finding("key_processed", count, processed, left_out)] if count else []
     return RequeueReport(
@@ -397,6 +400,8 @@ def duplicates(rows: QuerySet[ParkedMessage], count: int) -> tuple[list[str], in
 
     All of the rows are open; ``count`` is how many there are.
     """
+    if count < 2:  # noqa: PLR2004 - two can share a key
+        return [], 0
     named = rows.exclude(business_key="").order_by()
     keys = shared_keys() if count > MOST_SORTED else None
     if keys is None:

@@ -34,14 +34,9 @@ BUDGETS = {
     "approvalrequest/": 7,
     "approvalrequest/{request}/change/": 14,
 }
-"""The most queries of each page. A preview counts, looks for duplicates, for copies (with two more queries if messages
-have siblings), for keys of discarded and for keys of processed messages, and has one more for each of its findings:
-here are two, one for groups that grow, one for the runs that were stopped, and one for the queues that are paused or
-stopped by their breaker; each run that still has to send something needs two more. The live status has one more while
-runs send or messages fail, and while a request waits for a second person. Pages of messages and groups have one for the
-requests that wait, and the page of a message a second one if some do. The page of a group asks what a
-requeue would send. A search that finds nothing also looks for keys
-that are alike. The page of consumers has a second query for the messages that dead processes had in flight."""
+"""The most queries of each page. A preview has one more for each of its findings (here are two), and two more for each
+run that still has to send something. The live status has one more while runs send, messages fail, or a request waits
+for a second person; pages of messages and groups ask for such requests, too."""
 _NUMBER = re.compile(r"\{\w+\}|\d+")
 
 
