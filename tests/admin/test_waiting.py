@@ -1,5 +1,6 @@
 """The page from which waiting retries are sent before they are due, and the run that it starts."""
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -122,6 +123,21 @@ def test_preview_and_run_name_the_delayed_messages_that_they_do_not_send(
     said = "4 other messages wait there because they were published with a delay. They are not sent before their time."
     assert said in Page(preview).text
     assert "4 messages that were published with a delay waited there, too; they are not part of" in Page(run_page).text
+
+
+def test_the_main_button_sends_one_first_unless_only_one_waits(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sent all 40 at once, while a group's pages send one first."""
+    main = {}
+    for count in (40, 1):
+        found = WaitingReport(queue=QUEUE, count=count, causes=())
+        monkeypatch.setattr(early_form, "_ask_broker", lambda _wish, found=found: (found, "", ""))
+        content = page.get(WAITING, {"queue": QUEUE}).content.decode()
+        main[count] = re.findall(r'rmq-main"[^>]*>([^<]+)<', content.partition('id="rmq-actions"')[2])
+
+    assert main == {
+        40: ["Send one now, the other 39 after it was processed"],
+        1: ["Send 1 retry now"],
+    }
 
 
 @pytest.mark.usefixtures("waits")
