@@ -142,6 +142,7 @@ class ErrorGroupAdmin(Pages):
         main = origins[0][0] if origins else Origin("", "")
         newest = () if refusal(request, "view") else parked.defer(*LEFT_OUT)[:MOST_LISTED]
         seen = [one for one in newest if not refusal(request, "view", message=one)]
+        labels.with_failures(seen)
         queues = len({origin.queue for origin, _count in origins})
         cells = labels.cells_in_group(types=len(types), queues=queues, marked=any(map(labels.marks, seen)))
         buttons, menu = self._page_buttons(request, group)

@@ -1,6 +1,6 @@
 """Labels and table cells."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.contrib import admin
@@ -15,6 +15,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_lazy
 
+from django_rmq_retry.attempts.history import failures_of
 from django_rmq_retry.markup import NOTHING, badge, counted, name, time_ago, time_short, visible
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
@@ -167,10 +168,19 @@ def queue(message: ParkedMessage) -> SafeString:
 
 @admin.display(description=gettext_lazy("Attempts"))
 def attempts(message: ParkedMessage) -> SafeString:
-    text = str(message.attempts)
-    if message.cycle > 1:
-        text = _("%(attempts)d (cycle %(cycle)d)") % {"attempts": message.attempts, "cycle": message.cycle}
+    """Return the failures as the message's own page counts them; ``failed`` is set by ``with_failures``."""
+    failed, cycle = getattr(message, "failed", message.attempts), message.parked_cycle
+    text = str(failed)
+    if cycle > 1:
+        text = _("%(attempts)d (cycle %(cycle)d)") % {"attempts": failed, "cycle": cycle}
     return labelled(_("Attempts"), text)
+
+
+def with_failures(rows: Sequence[ParkedMessage]) -> None:
+    """Let the rows of a list know how often each failed."""
+    counts = failures_of(rows)
+    for row in rows:
+        vars(row)["failed"] = counts[row.pk]
 
 
 @admin.display(description=gettext_lazy("Parked"), ordering="parked_at")

@@ -21,7 +21,7 @@ from django.utils.translation import gettext_lazy, npgettext
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin import places
 from django_rmq_retry.admin.broker_look import retries_seen
-from django_rmq_retry.admin.labels import LEFT_OUT, left_out_text, marks
+from django_rmq_retry.admin.labels import LEFT_OUT, left_out_text, marks, with_failures
 from django_rmq_retry.admin.pages import Pages, refusal, requires
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
@@ -360,14 +360,15 @@ class MessageList(ChangeList):
             # A worker's clock may be ahead: its message is on this page already, so it is not newer.
             self.newest, self.as_of = row.newest, max(self.as_of, row.parked_at)
         self.result_list = [row for row in self.result_list if not refusal(request, "view", message=row)]
+        with_failures(self.result_list)
         self.same = tuple(self._same())
 
     def _same(self) -> Iterator[str]:
         rows = list(self.result_list)
         if len(self.words().get("state", ())) == 1:
             yield "badge" if any(row.held_until or marks(row) for row in rows) else "status"
-        for column, field in (("kind", "type"), ("queue", "queue"), ("attempts", "attempts")):
-            if len({(getattr(row, field), column == "attempts" and row.cycle) for row in rows}) == 1:
+        for column, field in (("kind", "type"), ("queue", "queue"), ("attempts", "failed")):
+            if len({(getattr(row, field), column == "attempts" and row.parked_cycle) for row in rows}) == 1:
                 yield column
 
     @property

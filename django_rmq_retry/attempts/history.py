@@ -1,29 +1,33 @@
 """The attempts of a message, and the messages that wait for their next one."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Count, DateTimeField, Exists, Func, OuterRef, Q, QuerySet
+from django.db.models import Count, DateTimeField, Exists, Func, Max, OuterRef, Q, QuerySet
 from django.db.models.sql.compiler import SQLCompiler
 from django.utils.translation import ngettext
 
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.deaths import rejections
 from django_rmq_retry.messages.identity import attempt_identities
+from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.stamp import HIGHEST_COUNT
 from django_rmq_retry.models import Attempt, ParkedMessage
 from django_rmq_retry.policies.verdict import ACK, DUPLICATE
+from django_rmq_retry.statements import in_slices
 
 NO_FAILURE = (ACK.name, DUPLICATE.name)
 """Verdicts of attempts that did not fail: the handler ran to its end, or had done so before and was not run again."""
 LONGEST_ATTEMPT = timedelta(hours=1)
 """The longest attempt whose failure is looked for by its start."""
+READ_AT_ONCE = 1000
+"""The messages whose attempts one query counts."""
 LAST_ATTEMPTS = 500
 """If none of the attempts that were written last ended lately, no other one did."""
 COUNTS_AS_WAITING = timedelta(hours=1)
@@ -127,6 +131,39 @@ def count_attempts(
     failed = max(failures + missing, record.attempts)
     by_cycle[cycle] += failed - failures
     return AttemptCounts(by_cycle=sorted(by_cycle.items()), failed=failed)
+
+
+def failures_of(records: Sequence[ParkedMessage]) -> dict[int, int]:
+    """Return ``count_attempts(…).failed`` of several messages, by their ids.
+
+    One query, and a second one for what the consumers have not parked: only its headers count its attempts.
+    """
+    foreign = {one.pk: one for one in records if one.by != By.CONSUMER and "properties" in one.get_deferred_fields()}
+    if foreign:
+        headers = ParkedMessage.objects.filter(pk__in=list(foreign)).values_list("pk", "properties")
+        for pk, properties in headers:
+            foreign[pk].properties = properties
+    # Of a message without an id the first cycle counts as it reports it.
+    named = [one.identity for one in records if one.message_id or one.parked_cycle > 1]
+    stored: dict[tuple[str, int], Mapping[str, Any]] = {}
+    for some in in_slices(named, READ_AT_ONCE):
+        rows = Attempt.objects.filter(identity__in=some).exclude(verdict__in=NO_FAILURE).order_by()
+        counted = rows.values("identity", "cycle").annotate(
+            n=Count("pk"), numbers=Count("number", distinct=True), last=Max("number")
+        )
+        stored |= {(row["identity"], row["cycle"]): row for row in counted}
+    return {one.pk: _failures(one, stored.get((one.identity, max(one.parked_cycle, 1)))) for one in records}
+
+
+def _failures(record: ParkedMessage, stored: Mapping[str, Any] | None) -> int:
+    known = stored or {"n": 0, "numbers": 0, "last": 0}
+    reported, numbers = record.attempts if record.by == By.CONSUMER else _reported(record), known["numbers"]
+    if known["last"] > reported:
+        # Another copy was attempted more often than this one reports.
+        numbers = next((found["n"] for found in failures_counted(record)), 0)
+    missing = 0 if record.requeued_since else max(reported - numbers, 0)
+    failures: int = known["n"]
+    return max(failures + missing, record.attempts)
 
 
 class _Ended(Func):

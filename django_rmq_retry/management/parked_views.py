@@ -8,7 +8,13 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.arguments import plural
-from django_rmq_retry.attempts.history import attempts_of, count_attempts, failures_counted, lost_attempts
+from django_rmq_retry.attempts.history import (
+    attempts_of,
+    count_attempts,
+    failures_counted,
+    failures_of,
+    lost_attempts,
+)
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_clock import stated_time
 from django_rmq_retry.errors import UndecodableHeaders
@@ -116,7 +122,9 @@ def show_list(command: RmqCommand, options: Options) -> Exit:
 
 
 def _listed(rows: Iterable[ParkedMessage], *, terminal: bool) -> list[tuple[object, ...]]:
-    return [(row.pk, row.state, clock(row.parked_at, terminal=terminal), *_words(row)) for row in rows]
+    known = list(rows)
+    failed = failures_of(known)
+    return [(row.pk, row.state, clock(row.parked_at, terminal=terminal), *_words(row, failed[row.pk])) for row in known]
 
 
 def _elsewhere(command: RmqCommand, asked: str) -> str:
@@ -381,7 +389,7 @@ def _body(row: ParkedMessage, form: str, *, reveal: bool) -> str:
     return indented(text, most=FORMATTED_LIMIT) or text
 
 
-def _words(row: ParkedMessage) -> tuple[str, ...]:
+def _words(row: ParkedMessage, failed: int) -> tuple[str, ...]:
     error = f"{row.error}: {row.error_text}" if row.error_text else row.error or row.reason
     key = row.business_key or row.message_id or "-"
-    return key, row.type or "-", row.queue or "-", str(row.attempts), error.replace("\n", " ")[:200]
+    return key, row.type or "-", row.queue or "-", str(failed), error.replace("\n", " ")[:200]

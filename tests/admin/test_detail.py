@@ -580,9 +580,14 @@ def test_two_parked_copies_of_one_message_are_counted_alike_everywhere(page: Cli
     for copy in (0, 1):
         for number in range(1, attempts + 1):
             made.attempt(one, number, at=one.parked_at - timedelta(minutes=60 * (2 - copy) - 2 * number))
+    made.message(one.group, attempts=1)
     text = Page(page.get(address_of(one))).text
+    addresses = "/admin/rmq_retry/parkedmessage/", f"/admin/rmq_retry/errorgroup/{one.group_id}/change/"
+    lists = [Page(page.get(address)).text for address in addresses]
 
     assert f"It failed {2 * attempts} times, then it was parked" in text
+    assert [f"Attempts {2 * attempts} " in told for told in lists] == [True, True]
+    assert str(2 * attempts) in {line[6] for line in run("rmq_parked", "list").lines}
     assert f"{2 * attempts} · cycle 1" in text
     assert "It arrived 2 times. Its failures are those of all arrivals." in text
     assert f"after {2 * attempts} attempts." in run("rmq_parked", "show", str(one.pk)).out

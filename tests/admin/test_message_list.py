@@ -38,7 +38,7 @@ def selection(response: Any) -> Selection:
     return Selection.read(parse_qs(urlsplit(response.headers["Location"]).query)["sel"][0])
 
 
-def test_the_list_takes_three_queries_and_reads_no_body(page: Client) -> None:
+def test_the_list_takes_four_queries_and_reads_no_body(page: Client) -> None:
     for number in range(60):
         made.message(business_key=f"PAY-{number}")
     with CaptureQueriesContext(
@@ -48,7 +48,8 @@ def test_the_list_takes_three_queries_and_reads_no_body(page: Client) -> None:
 
     assert response.status_code == 200
     asked = own_queries(queries)
-    assert len(asked) == 3, asked
+    assert len(asked) == 4, asked
+    asked = [sql for sql in asked if "rmq_retry_attempt" not in sql]
     assert not [sql for sql in asked if '"body"' in sql or "DISTINCT" in sql]
     assert all("LIMIT" in sql for sql in asked)
 
