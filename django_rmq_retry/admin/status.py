@@ -110,6 +110,8 @@ class Need:
         target, where = (one, (problem.subject,)) if one else (TARGETS[page], ())
         if problem.code in STOPPED_QUEUE:
             target = replace(QUEUE, query=f"?{urlencode({'q': problem.subject})}")
+        if problem.code is Code.OUTBOX_FAILED:
+            target = replace(target, query="?state=failed")
         runs: Any = problem.values.get("runs", ())
         request_of, behind = problem.values.get("request"), problem.values.get("behind")
         named = [(RUN_BESIDE, (run,)) for run in runs]

@@ -3,8 +3,9 @@
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
@@ -484,11 +485,12 @@ def outbox() -> PendingRows:
         for alias in outbox_rows.served()
         if outbox_rows.table_exists(alias)
     ]
-    return PendingRows(
+    failing = (one for one in pending if one.failed_since)
+    first = min(failing, key=attrgetter("failed_since"), default=PendingRows())
+    return replace(
+        first,
         waiting=sum(one.waiting for one in pending),
         failed=sum(one.failed for one in pending),
-        failed_since=min((one.failed_since for one in pending if one.failed_since), default=None),
-        failed_answer=next((one.failed_answer for one in pending if one.failed_answer), ""),
         untaken=sum(one.untaken for one in pending),
         oldest=min((one.oldest for one in pending if one.oldest), default=None),
         answer=next((one.answer for one in pending if one.answer), ""),

@@ -318,20 +318,40 @@ def _in_approvals(known: ApprovalCounts, now: datetime) -> Iterator[Problem]:
 def in_outbox(outbox: PendingRows, now: datetime, limits: Limits) -> Iterator[Problem]:
     """Yield failed messages of the outbox, and overdue ones."""
     if outbox.failed:
-        answer = outbox.failed_answer.strip().removesuffix(".")
-        reason = _("No queue took them (%(answer)s). They wait until somebody sends them again, once it is declared.")
-        if outbox.untaken < outbox.failed:
-            reason = _(
-                "The broker did not take the oldest of them: %(answer)s. They wait until somebody sends them again or "
-                "discards them."
-            )
-        words = {"reason": reason % {"answer": answer}}
+        words = {"reason": _refused(outbox)}
         yield Problem(code=Code.OUTBOX_FAILED, count=outbox.failed, since=outbox.failed_since, values=words)
     if outbox.oldest is not None and now - outbox.oldest > limits.outbox_age:
         values = _waited(now - outbox.oldest, limits.outbox_age)
         code = Code.OUTBOX_REFUSED if outbox.answer else Code.OUTBOX_OVERDUE
         values["answer"] = outbox.answer.strip().removesuffix(".")
         yield Problem(code=code, count=outbox.waiting, since=outbox.oldest, values=values)
+
+
+def _refused(outbox: PendingRows) -> str:
+    """Return which message of the outbox failed first, where to, and why."""
+    values = {
+        "message": outbox.failed_first,
+        "to": _("exchange %(exchange)r with routing key %(key)r") if outbox.failed_exchange else _("queue %(key)r"),
+        "answer": outbox.failed_answer.strip().removesuffix("."),
+    }
+    values["to"] %= {"exchange": outbox.failed_exchange, "key": outbox.failed_key}
+    if outbox.untaken < outbox.failed:
+        text = ngettext(
+            "The broker did not take %(message)s to %(to)s: %(answer)s. It waits until somebody sends it again or "
+            "discards it.",
+            "The broker did not take the oldest of them, %(message)s to %(to)s: %(answer)s. They wait until somebody "
+            "sends them again or discards them.",
+            outbox.failed,
+        )
+    else:
+        text = ngettext(
+            "No queue took %(message)s to %(to)s (%(answer)s). It waits until somebody sends it again, once its queue "
+            "is declared.",
+            "No queue took them (%(answer)s), the oldest is %(message)s to %(to)s. They wait until somebody sends them "
+            "again, once their queues are declared.",
+            outbox.failed,
+        )
+    return text % values
 
 
 def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:

@@ -20,6 +20,11 @@ class PendingRows:
     """The time at which the first of them failed."""
     failed_answer: str = ""
     """What the broker answered to the first of them."""
+    failed_first: str = ""
+    """The id of the first of them, or its number."""
+    failed_exchange: str = ""
+    failed_key: str = ""
+    """The exchange and the routing key of the first of them; without an exchange the key is its queue."""
     untaken: int = 0
     """Those of them that no queue takes."""
     oldest: datetime | None = None
@@ -38,16 +43,24 @@ class OutboxRows(models.QuerySet["OutboxMessage"]):
     def pending(self) -> PendingRows:
         """Count the rows that wait to be sent and the rows that wait for an operator."""
         waiting = Q(failed_at__isnull=True)
+        first = self.exclude(waiting).order_by("failed_at", "pk")
         figures = self.aggregate(
             waiting=Count("pk", filter=waiting),
             oldest=Min("created_at", filter=waiting),
             failed=Count("pk", filter=~waiting),
             failed_since=Min("failed_at"),
-            failed_answer=Max(Subquery(self.exclude(waiting).order_by("failed_at", "pk").values("error")[:1])),
+            failed_answer=Max(Subquery(first.values("error")[:1])),
+            failed_first=Max(Subquery(first.values("message_id")[:1])),
+            failed_number=Max(Subquery(first.values("pk")[:1])),
+            failed_exchange=Max(Subquery(first.values("exchange")[:1])),
+            failed_key=Max(Subquery(first.values("routing_key")[:1])),
             untaken=Count("pk", filter=~waiting & Q(error__startswith=NO_ROUTE)),
             answer=Max(Subquery(self.filter(waiting).exclude(error="").order_by("pk").values("error")[:1])),
         )
-        texts = {name: figures[name] or "" for name in ("answer", "failed_answer")}
+        number = figures.pop("failed_number")
+        names = ("answer", "failed_answer", "failed_first", "failed_exchange", "failed_key")
+        texts = {name: figures[name] or "" for name in names}
+        texts["failed_first"] = texts["failed_first"] or (f"#{number}" if number else "")
         return PendingRows(**{**figures, **texts})
 
 

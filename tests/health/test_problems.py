@@ -703,15 +703,23 @@ def test_an_overdue_outbox_names_the_brokers_answer() -> None:
 
 def test_failed_messages_of_the_outbox_say_what_can_be_done_for_them() -> None:
     """ "The broker can never accept them" stood above messages that were delivered once their queue was declared."""
-    facts: dict[str, Any] = {"failed": 2, "failed_since": NOW}
+    facts: dict[str, Any] = {"failed": 2, "failed_since": NOW, "failed_first": "PAY-7", "failed_key": "pay"}
     [unrouted] = needs(surveyed(outbox=PendingRows(**facts, failed_answer="312 NO_ROUTE", untaken=2)), [])
     [large] = needs(surveyed(outbox=PendingRows(**facts, failed_answer="200 bytes are above 100.", untaken=1)), [])
+    elsewhere = {**facts, "failed": 1, "failed_exchange": "bank", "untaken": 1}
+    [alone] = needs(surveyed(outbox=PendingRows(**elsewhere, failed_answer="312 NO_ROUTE")), [])
 
-    wait = "They wait until"
-    assert unrouted.why == f"No queue took them (312 NO_ROUTE). {wait} somebody sends them again, once it is declared."
+    assert unrouted.why == (
+        "No queue took them (312 NO_ROUTE), the oldest is PAY-7 to queue 'pay'. "
+        "They wait until somebody sends them again, once their queues are declared."
+    )
     assert large.why == (
-        "The broker did not take the oldest of them: 200 bytes are above 100. "
-        f"{wait} somebody sends them again or discards them."
+        "The broker did not take the oldest of them, PAY-7 to queue 'pay': 200 bytes are above 100. "
+        "They wait until somebody sends them again or discards them."
+    )
+    assert alone.why == (
+        "No queue took PAY-7 to exchange 'bank' with routing key 'pay' (312 NO_ROUTE). "
+        "It waits until somebody sends it again, once its queue is declared."
     )
 
 

@@ -243,8 +243,8 @@ def test_failed_messages_are_on_the_status_page() -> None:
 
     assert "1 message in the outbox failed." in told
     assert "No problems found." not in told
-    assert f'href="{reverse(LIST)}"' in told
-    assert f'href="{reverse(LIST)}"' not in status()
+    assert f'href="{reverse(LIST)}?state=failed"' in told
+    assert f'href="{reverse(LIST)}' not in status()
 
 
 def test_messages_that_wait_too_long_are_on_the_status_page(rows: dict[str, int]) -> None:

@@ -173,6 +173,7 @@ def test_a_row_that_the_broker_can_never_accept_fails_with_its_reason(
     assert post.keys == ["bad", "good", "bad", "bad"]
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.CRITICAL]
     failed: dict[str, Any] = {"failed": 1, "failed_since": row.failed_at, "failed_answer": row.error, "untaken": 1}
+    failed |= {"failed_first": str(row), "failed_key": "bad"}
     assert OutboxMessage.objects.using("own").pending() == PendingRows(**failed)
 
 
