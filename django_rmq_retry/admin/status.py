@@ -244,6 +244,23 @@ def _table(rows: Sequence[HandlerRow]) -> dict[str, Any]:
     return {"columns": [COLUMNS[name] for name in names], "rows": [(row, row.cells(names)) for row in rows]}
 
 
+def _recent_parts(known: Survey) -> str:
+    """Return which of the messages parked lately are new, and which are parked no longer; empty if it is known of all.
+
+    Of more than were counted only some would be told.
+    """
+    of = known.parked
+    if of.recent_at_least or not (of.recent_again or of.recent_gone):
+        return ""
+    new, again = of.recent - of.recent_again, of.recent_again
+    parts = (
+        (new, ngettext("%(counter)s new", "%(counter)s new", new)),
+        (again, ngettext("%(counter)s failed again", "%(counter)s failed again", again)),
+        (of.recent_gone, ngettext("%(counter)s parked no longer", "%(counter)s parked no longer", of.recent_gone)),
+    )
+    return " · ".join(text % {"counter": number(count)} for count, text in parts if count)
+
+
 def _counts(known: Survey) -> dict[str, Any]:
     """Return the figures of the tiles that need no broker, with one further query."""
     failed = failed_since(known.at - timedelta(minutes=1), most=MOST_RECENT)
@@ -252,6 +269,7 @@ def _counts(known: Survey) -> dict[str, Any]:
         "oldest": known.parked.oldest,
         "recent": known.parked.recent,
         "recent_at_least": known.parked.recent_at_least,
+        "recent_parts": _recent_parts(known),
         "failed": min(failed, MOST_RECENT),
         "failed_at_least": failed > MOST_RECENT,
     }

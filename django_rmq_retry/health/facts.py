@@ -105,6 +105,10 @@ class ParkedCounts:
     """Messages parked in the last ten minutes, whatever became of them since; counted up to MOST_RECENT."""
     recent_at_least: bool = False
     """True if more of them were parked than are counted."""
+    recent_again: int = 0
+    """Those of them that were parked again after a requeue; the others are new."""
+    recent_gone: int = 0
+    """Those of them that are parked no longer."""
     oldest: datetime | None = None
     groups: int = 0
     """The error groups that have some of them."""
@@ -368,11 +372,19 @@ def parked(now: datetime, stopped: Iterable[str], origins: ParkedByOrigin) -> tu
     Two queries: those without an outcome are mostly none, and Django takes long to make one that also counts them.
     """
     rows = ParkedMessage.objects.filter(state=State.PARKED)
-    recent = ParkedMessage.objects.filter(parked_at__gte=now - RECENT).order_by()
+    again = Q(published_again=False) & (Q(cycle__gt=2) | Q(cycle=2) & ~Q(requeued_at__gt=F("parked_at")))
+    marks = {
+        "again": Case(When(again, then=1), default=0, output_field=IntegerField()),
+        "gone": Case(When(state=State.PARKED, then=0), default=1, output_field=IntegerField()),
+    }
+    recent = ParkedMessage.objects.filter(parked_at__gte=now - RECENT).order_by().annotate(**marks)
+    some = recent.values(*marks)[: MOST_RECENT + 1]
     groups = ParkedOrigin.objects.filter(count__gt=0).order_by().values("group").distinct()
     totals = ErrorGroup.objects.aggregate(
         oldest=Min(Subquery(rows.order_by("parked_at").values("parked_at")[:1])),
-        recent=Max(_Counted(recent.values("pk")[: MOST_RECENT + 1])),
+        recent=Max(_Counted(some)),
+        again=Max(_Summed(some, column="again")),
+        gone=Max(_Summed(some, column="gone")),
         groups=Max(_Counted(groups)),
     )
     lately = totals["recent"] or 0
@@ -385,6 +397,8 @@ def parked(now: datetime, stopped: Iterable[str], origins: ParkedByOrigin) -> tu
             edited=edited_unsent().total() if origins.total else 0,
             recent=min(lately, MOST_RECENT),
             recent_at_least=lately > MOST_RECENT,
+            recent_again=totals["again"] or 0,
+            recent_gone=totals["gone"] or 0,
             oldest=totals["oldest"],
             groups=totals["groups"] or 0,
         ),
@@ -426,6 +440,13 @@ class _Counted(Subquery):
     """The number of rows of a query, which may have a limit."""
 
     template = "(SELECT COUNT(*) FROM (%(subquery)s) rmq_counted)"
+    output_field = IntegerField()
+
+
+class _Summed(Subquery):
+    """The sum of a column of such rows."""
+
+    template = "(SELECT SUM(rmq_summed.%(column)s) FROM (%(subquery)s) rmq_summed)"
     output_field = IntegerField()
 
 

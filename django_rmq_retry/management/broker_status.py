@@ -188,7 +188,8 @@ def totals(seen: BrokerStatus, *, terminal: bool) -> Iterator[str]:
         return f", oldest {clock(oldest, terminal=terminal)}" if oldest else ""
 
     at_least = "at least " if parked.recent_at_least else ""
-    lately = f" ({at_least}+{parked.recent} in 10 min)" if parked.recent else ""
+    again = f", {parked.recent_again} of them again" if parked.recent_again and not parked.recent_at_least else ""
+    lately = f" ({at_least}+{parked.recent} in 10 min{again})" if parked.recent else ""
     words += [f"parked {parked.count}{lately}{age(parked.oldest)}", f"requeue runs {len(seen.survey.runs)} active"]
     yield " · ".join(words)
     if outbox.waiting or outbox.failed:

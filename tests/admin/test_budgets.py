@@ -158,9 +158,28 @@ def test_the_live_status_counts_what_is_parked_and_what_was_parked_lately(lead: 
         made.message(group, state=state, parked_at=now)
     made.message(group, parked_at=now - timedelta(hours=1))
     counts = client_of(lead).get(f"{ADMIN}livestatus/").context["counts"]
+    assert counts["recent_parts"] == "4 new · 2 parked no longer"
 
     assert ErrorGroup.objects.get(pk=group.pk).parked == 4
     assert (counts["parked"], counts["recent"], counts["oldest"]) == (3, 4, now - timedelta(hours=1))
+
+
+def test_of_what_was_parked_lately_the_page_tells_new_messages_from_those_that_failed_again(lead: User) -> None:
+    """After a requeue "Parked in 10 minutes 5" looked like five more payments, of which two had been there before."""
+    now = timezone.now()
+    early, late = now - timedelta(minutes=3), now - timedelta(minutes=1)
+    made.message(parked_at=now)
+    quiet = client_of(lead).get(f"{ADMIN}livestatus/")
+    for _ in range(2):
+        made.message(parked_at=late, cycle=2, requeued_at=early)
+    # A copy that its sender published once more, and one that was parked first and requeued since.
+    made.message(parked_at=late, cycle=2, requeued_at=early, published_again=True)
+    made.message(parked_at=early, cycle=2, requeued_at=late, state=State.REQUEUED)
+
+    assert "Parked in 10 minutes 1 Waiting" in Page(quiet).text
+    told = Page(client_of(lead).get(f"{ADMIN}livestatus/")).text
+    assert "Parked in 10 minutes 5 3 new · 2 failed again · 1 parked no longer" in told
+    assert "(+5 in 10 min, 2 of them again)" in run("rmq_status").out
 
 
 def test_what_an_incident_parks_and_fails_is_counted_up_to_a_limit(lead: User, monkeypatch: pytest.MonkeyPatch) -> None:
