@@ -34,7 +34,7 @@ class BlockedKeyAdmin(Pages):
         asked = request.GET.get("q", "").strip()
         found = blocked(handler=request.GET.get("handler", ""))
         if asked:
-            texts = ("key", "handler", "blocker")
+            texts = ("key", "handler", "queue", "blocker")
             found = found.filter(reduce(or_, (Q(**{f"{name}__icontains": asked}) for name in texts)))
         rows = list(found[:KEYS_ON_PAGE])
         records = records_of(rows)

@@ -7,11 +7,11 @@ from typing import Any
 from django.utils.translation import gettext_lazy
 
 from django_rmq_retry.admin import labels
-from django_rmq_retry.admin.queues import StoppedBadge, badge
+from django_rmq_retry.admin.queues import NOTHING_WAITS, StoppedBadge, badge, consumers_of
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
-from django_rmq_retry.health.condition import Condition
+from django_rmq_retry.health.condition import Condition, WaitingMessages
 from django_rmq_retry.health.problems import Judged
 from django_rmq_retry.health.rules import Problem
 from django_rmq_retry.markup import NOTHING
@@ -47,7 +47,9 @@ class HandlerRow:
     amounts: Amounts
     condition: Condition
     retries: int
-    """How many of the messages that wait until they are due are retries, as far as it is known."""
+    """How many of the messages that wait until they are due are retries that can be sent early, as far as known."""
+    readers: str
+    """The number of its consumers, with those on standby."""
     badges: Sequence[tuple[str, str, Any, str]]
     """Kind, sign, a word or two, and the queue of a problem if that is another one; sentences stand above the table."""
 
@@ -59,7 +61,8 @@ class HandlerRow:
 
     def cells(self, shown: Iterable[str]) -> list[tuple[str, Any, str]]:
         """Return the name, the label and the text of each shown column."""
-        return [(name, COLUMNS[name], _text(name, self.amounts[name])) for name in shown]
+        texts = {name: _text(name, self.amounts[name]) for name in shown} | {"consumers": self.readers}
+        return [(name, COLUMNS[name], texts[name]) for name in shown]
 
 
 def _text(name: str, amount: float | None) -> str:
@@ -96,17 +99,20 @@ def handler_rows(
     recorded: Mapping[str, int],
     stopped: Mapping[str, StoppedBadge],
     halts: Mapping[str, Problem],
-    retries: Mapping[str, int],
+    waiting: Mapping[str, WaitingMessages],
+    read: Mapping[str, int],
     current: bool,
 ) -> list[HandlerRow]:
     """Return the rows; ``recorded`` has the parked messages of the database, by the queue in which they failed.
 
-    Without ``current`` the queues are those of an earlier look.
+    ``read`` has the number of processes that read each queue. Without ``current`` the queues are those of an earlier
+    look.
     """
     readers = {one.queue.name: [_last(sub.name) for sub in one.subscriptions] for one in registry.work_queues()}
     rows = []
     for home, queues in found.items():
-        amounts, stopping = _amounts(home, queues, recorded.get(home, 0)), stopped.get(home)
+        due, stopping = waiting.get(home, NOTHING_WAITS), stopped.get(home)
+        amounts = _amounts(home, queues, recorded.get(home, 0), kept=(due.count or 0) if due.kept else 0)
         condition = Condition.of(
             queues,
             stopped=stopping is not None,
@@ -122,7 +128,8 @@ def handler_rows(
                 handlers=[name for name in readers.get(home, ()) if name != _last(home)],
                 amounts=amounts,
                 condition=condition,
-                retries=retries.get(home, 0),
+                retries=0 if due.kept else due.retries,
+                readers=consumers_of(_first(home, queues).level, read),
                 badges=_badges(home, queues, condition, stopping),
             )
         )
@@ -159,7 +166,7 @@ def _elsewhere(home: str, problem: Problem) -> str:
     return "" if problem.subject == home else problem.subject
 
 
-def _amounts(home: str, queues: Sequence[Judged], recorded: int) -> Amounts:
+def _amounts(home: str, queues: Sequence[Judged], recorded: int, *, kept: int) -> Amounts:
     main = _first(home, queues).level
     amounts: dict[str, float | None] = {name: getattr(main, name) for name in ("ready", "consumers", *RATES)}
     unacked = [one.level.unacked for one in queues if one.level.unacked is not None]
@@ -169,4 +176,5 @@ def _amounts(home: str, queues: Sequence[Judged], recorded: int) -> Amounts:
         known = [ready for ready in others if ready is not None]
         amounts[name] = sum(known) if known or (main.ready is not None and not others) else None
     amounts["parked"] = (amounts["parked"] or 0) + recorded
+    amounts["waiting"] = kept or amounts["waiting"]
     return amounts

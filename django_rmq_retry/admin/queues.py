@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.contrib import admin, messages
+from django.db.models import Sum
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
 from django.utils.translation import gettext as _
@@ -23,17 +24,21 @@ from django_rmq_retry.health.condition import (
     STOPPED_BY,
     Condition,
     WaitingMessages,
+    kept_elsewhere,
+    standby,
     waiting_by_home,
     waiting_messages,
 )
 from django_rmq_retry.health.facts import parked_in
 from django_rmq_retry.health.problems import Judged, Limits, Queues, excused, in_halts
-from django_rmq_retry.health.processes import late_handlers_now, lost_since_now, queues_read_now
+from django_rmq_retry.health.processes import late_handlers_now, lost_since_now, queues_read_now, readers_now
 from django_rmq_retry.health.rules import Problem, Severity
-from django_rmq_retry.models import QueueControl
+from django_rmq_retry.markup import NOTHING
+from django_rmq_retry.models import BlockedKey, QueueControl
 from django_rmq_retry.parked import queue_pauses
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.wording import number
 
 SPANS: dict[str, tuple[Any, timedelta | None]] = {
     "1h": (gettext_lazy("for 1 hour"), timedelta(hours=1)),
@@ -54,6 +59,25 @@ def badge(condition: Condition, text: Any = None) -> tuple[str, str, Any]:
     """Return kind, sign and text of a badge, which is the condition's word or that of one of its problems."""
     kind = "waiting" if condition is Condition.WAITING else KINDS[condition.severity]
     return kind, condition.sign, condition.word if text is None else text
+
+
+def consumers_of(level: Level, readers: Mapping[str, int]) -> str:
+    """Return the number of a queue's consumers; of one with a single active consumer, it and those on standby."""
+    waits = standby(level, readers)
+    if not waits:
+        return NOTHING if level.consumers is None else number(level.consumers)
+    return _("1 active, %(number)s standby") % {"number": number(waits)}
+
+
+def single_active(levels: Iterable[Level]) -> bool:
+    """True if it has to be known how many processes read each queue."""
+    return any(one.arguments.get("x-single-active-consumer") is True for one in levels)
+
+
+def behind_keys(queues: Iterable[str]) -> dict[str, int]:
+    """Return how many messages wait behind blocked keys, by queue; one query."""
+    rows = BlockedKey.objects.filter(queue__in=list(queues), waiting__gt=0).order_by()
+    return dict(rows.values_list("queue").annotate(n=Sum("waiting")))
 
 
 def read_if_open(states: Iterable[QueueState]) -> frozenset[str] | None:
@@ -117,8 +141,11 @@ class QueueRow:
     """Each with its kind, sign and label; none if nothing is known."""
     explanation: str
     waiting: WaitingMessages
-    """The messages in its waiting queues."""
+    """The messages that wait until they are due."""
     parked: int
+    behind: int
+    """The messages that wait behind blocked keys."""
+    consumers: str
 
     @classmethod
     def of(
@@ -129,6 +156,8 @@ class QueueRow:
         *,
         waiting: WaitingMessages,
         parked: int,
+        behind: int,
+        readers: Mapping[str, int],
         halt: Problem | None,
         current: bool,
     ) -> "QueueRow":
@@ -144,7 +173,16 @@ class QueueRow:
         elif condition.word and not stopped:
             badges.append(badge(condition))
         explanation = stopped.explanation if stopped else halt.text if halt else ""
-        return cls(queue=queue, level=level, badges=badges, explanation=explanation, waiting=waiting, parked=parked)
+        return cls(
+            queue=queue,
+            level=level,
+            badges=badges,
+            explanation=explanation,
+            waiting=waiting,
+            parked=parked,
+            behind=behind,
+            consumers=consumers_of(level, readers) if level else NOTHING,
+        )
 
 
 @admin.register(QueueControl)
@@ -164,12 +202,15 @@ class QueueControlAdmin(Pages):
         judged = {one.level.queue: one for one in queues.judged()}
         current, at = not (seen.unreachable or seen.late), datetime.fromtimestamp(now, UTC)
         # Without one in a waiting queue, nobody has to know which are retries.
-        waiting = waiting_messages(known.levels, at)[1] if waiting_by_home(known.levels).total() else {}
+        asks = waiting_by_home(known.levels).total() or kept_elsewhere()
+        waiting = waiting_messages(known.levels, at)[1] if asks else {}
         lost = lost_since_now() if seen.unreachable else None
         halts = {one.subject: one for one in in_halts(halted(at, lost=lost), at, Limits())}
         read = read_if_open(states)
         shown = [one for one in states if asked.casefold() in one.queue.casefold()]
-        parked = parked_in(one.queue for one in shown)
+        names = [one.queue for one in shown]
+        parked, behind = parked_in(names), behind_keys(names)
+        readers = readers_now() if single_active(known.levels) else {}
         return self.page(
             request,
             "queuecontrol/queues.html",
@@ -179,6 +220,10 @@ class QueueControlAdmin(Pages):
             as_of=known.at if known.levels and not current else None,
             finds=not refusal(request, "view"),
             unacked=any(one.unacked is not None for one in known.levels),
+            waits=any(waiting[name].count for name in names if name in waiting),
+            shared=waiting[""].count if "" in waiting else 0,
+            behind=sum(behind.values()),
+            sees_keys=not refusal(request, "view_key"),
             rows=[
                 QueueRow.of(
                     one.queue,
@@ -186,6 +231,8 @@ class QueueControlAdmin(Pages):
                     judged.get(one.queue),
                     waiting=waiting.get(one.queue, NOTHING_WAITS),
                     parked=parked[one.queue],
+                    behind=behind.get(one.queue, 0),
+                    readers=readers,
                     current=current,
                     halt=halts.get(one.queue),
                 )

@@ -25,7 +25,7 @@ from django_rmq_retry.health.condition import waiting_messages
 from django_rmq_retry.health.facts import MOST_RECENT, Survey, Unmigrated, survey
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import blind
-from django_rmq_retry.health.processes import queues_read
+from django_rmq_retry.health.processes import queues_read, readers
 from django_rmq_retry.health.rules import ActingPage, Code, Problem, Severity
 from django_rmq_retry.markup import visible
 from django_rmq_retry.models import LiveStatus
@@ -152,7 +152,8 @@ class LiveStatusAdmin(Pages):
             recorded=known.parked_in,
             stopped=stopped.badges,
             halts=health.halts,
-            retries={queue: one.retries for queue, one in of_queues.items()},
+            waiting=of_queues,
+            read=readers(known.processes, known.at),
             current=current,
         )
         busy, fine = [row for row in rows if not row.is_fine], [row for row in rows if row.is_fine]

@@ -116,6 +116,8 @@ class WaitingMessages:
     """True if more wait than were counted."""
     next: datetime | None = None
     """When the next retry is due."""
+    kept: bool = False
+    """True if they wait where nobody can send them early: in a consumer, or delayed by the broker in the work queue."""
 
     @property
     def retries(self) -> int:
@@ -147,6 +149,8 @@ def waiting_messages(levels: Sequence[Level], now: datetime) -> tuple[WaitingMes
         for queue, count in queued.items()
     }
     due = [(queue, at) for queue, at in known if at is not None and at > now]
+    kept = Counter(queue for queue, _at in due if queue in kept_elsewhere() - counted)
+    of_queues |= {queue: WaitingMessages(count=count, delayed=0, kept=True) for queue, count in kept.items()}
     elsewhere = sum(queue not in counted for queue, _at in due)
     every = WaitingMessages(
         count=queued.total() + elsewhere if levels or elsewhere else None,
@@ -155,6 +159,21 @@ def waiting_messages(levels: Sequence[Level], now: datetime) -> tuple[WaitingMes
         next=due[0][1] if due else None,
     )
     return every, of_queues
+
+
+def kept_elsewhere() -> frozenset[str]:
+    """Return the work queues whose retries wait in no waiting queue."""
+    return frozenset(one.queue.name for one in registry.work_queues() if not waiting_queues_of(one))
+
+
+def standby(level: Level, readers: Mapping[str, int]) -> int:
+    """Return how many consumers of a queue get nothing while another one is its single active consumer.
+
+    A quorum queue tells only the active one, a classic queue all: ``readers`` has the connected processes by queue.
+    """
+    if level.arguments.get("x-single-active-consumer") is not True or not level.consumers:
+        return 0
+    return max(level.consumers, readers.get(level.queue, 0)) - 1
 
 
 def waiting_by_home(levels: Sequence[Level]) -> Counter[str]:

@@ -1,6 +1,6 @@
 """The consuming processes as their heartbeats report them: running, stopping, without a broker, silent or vanished."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -279,6 +279,18 @@ def queues_read_now() -> frozenset[str] | None:
     alias = router.db_for_read(ConsumerProcess)
     now = database_clock.reckoned(alias)
     return queues_read(ConsumerProcess.objects.using(alias).living(now).defer("in_flight"), now)
+
+
+def readers(rows: Iterable[ConsumerProcess], now: datetime) -> Counter[str]:
+    """Return how many processes that reach the broker read each queue."""
+    return Counter(queue for row in rows if row.living(now) and row.connected for queue in row.queues)
+
+
+def readers_now() -> Counter[str]:
+    """Return the same by one query."""
+    alias = router.db_for_read(ConsumerProcess)
+    now = database_clock.reckoned(alias)
+    return readers(ConsumerProcess.objects.using(alias).living(now).defer("in_flight"), now)
 
 
 def lost_since(rows: Iterable[ConsumerProcess], now: datetime) -> datetime | None:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from django.db import connections
@@ -13,10 +14,11 @@ from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.conf import settings
-from django_rmq_retry.health.condition import Condition, waiting_by_home
+from django_rmq_retry.health.condition import Condition, standby, waiting_by_home, waiting_messages
 from django_rmq_retry.health.facts import Survey
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import Judged, blind
+from django_rmq_retry.health.processes import readers
 from django_rmq_retry.health.rules import Code, Severity
 from django_rmq_retry.management.findings import Finding
 from django_rmq_retry.management.terminal import clock, utc
@@ -28,14 +30,14 @@ WATCHING = f"Waiting {LAG_SECONDS:g} s to detect messages in flight: the managem
 STYLES_OF_QUEUES = {Severity.ERROR: "ERROR", Severity.WARNING: "WARNING", Severity.INFORMATION: ""}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BrokerStatus:
     """One look, and the queues as the table shows them: with an open breaker as their own problem."""
 
     health: Health
     rows: tuple[Judged, ...]
-    waiting: Counter[str]
-    """The number of messages that wait for a retry, by their work queue."""
+    waiting: Mapping[str, int]
+    """The number of messages that wait until they are due, by their work queue."""
 
     @classmethod
     def of(cls, health: Health) -> "BrokerStatus":
@@ -45,12 +47,20 @@ class BrokerStatus:
         return cls(
             health=health,
             rows=tuple(replace(one, problems=(*one.problems, more)) if more else one for one, more in pairs),
-            waiting=waiting_by_home(health.gauged.levels),
+            waiting=_waiting(health),
         )
 
     @property
     def survey(self) -> Survey | None:
         return self.health.survey
+
+    @cached_property
+    def readers(self) -> Counter[str]:
+        """How many processes that reach the broker read each queue, by their heartbeats."""
+        return readers(self.survey.processes, self.survey.at) if self.survey else Counter()
+
+    def standby(self, level: Level) -> int:
+        return standby(level, self.readers)
 
     @property
     def consumers(self) -> int | None:
@@ -75,7 +85,7 @@ class BrokerStatus:
             [row],
             stopped=stopped,
             halt=halt,
-            waiting=self.waiting[queue],
+            waiting=self.waiting.get(queue, 0),
             parked=self.parked(row.level),
             current=self.stops_known(row),
         )
@@ -87,6 +97,18 @@ class BrokerStatus:
     def parked(self, level: Level) -> int:
         """Return the number of parked messages that failed in a queue; they wait in the database."""
         return self.survey.parked_in.get(level.queue, 0) if self.survey else 0
+
+
+def _waiting(health: Health) -> Mapping[str, int]:
+    if health.survey is None:
+        return waiting_by_home(health.gauged.levels)
+    return {queue: one.count or 0 for queue, one in waiting_messages(health.gauged.levels, health.survey.at)[1].items()}
+
+
+def _consumers(level: Level, waits: int) -> str:
+    if waits:
+        return f"1 active, {waits} standby"
+    return "-" if level.consumers is None else str(level.consumers)
 
 
 def heads(seen: BrokerStatus) -> list[tuple[str, ...]]:
@@ -154,7 +176,8 @@ def cells(seen: BrokerStatus, row: Judged) -> tuple[str, ...]:
     return (
         level.queue,
         level.role.value,
-        *(("-" if value is None else str(value)) for value in (level.ready, level.unacked, level.consumers)),
+        *(("-" if value is None else str(value)) for value in (level.ready, level.unacked)),
+        _consumers(level, seen.standby(level)),
         *(("-" if value is None else f"{value:.1f}") for value in (level.arriving, level.leaving)),
         state(seen, row)[0],
     )
@@ -268,6 +291,7 @@ def _queue_data(seen: BrokerStatus, row: Judged) -> Mapping[str, object]:
         "ready": level.ready,
         "unacked": level.unacked,
         "consumers": level.consumers,
+        "standby": seen.standby(level),
         "in_per_second": level.arriving,
         "out_per_second": level.leaving,
         "stopped": seen.stopped(row) is not None if seen.stops_known(row) else None,

@@ -29,7 +29,7 @@ BUDGETS = {
     "blockedkey/": 3,
     "outboxmessage/": 2,
     "outboxmessage/{row}/change/": 1,
-    "queuecontrol/": 5,
+    "queuecontrol/": 6,
     "consumerprocess/": 2,
     "approvalrequest/": 7,
     "approvalrequest/{request}/change/": 14,

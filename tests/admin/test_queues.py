@@ -106,6 +106,76 @@ def test_unacked_messages_have_a_column_only_if_the_broker_tells_them(
     assert [f"{QUEUE} Ready 5 Parked" in shown[0], f"{QUEUE} Ready 5 Unacked 3 Parked" in shown[1]] == [True, True]
 
 
+SINGLE = {"x-single-active-consumer": True}
+
+
+@pytest.mark.parametrize("told", [1, 2])
+def test_a_single_active_consumer_is_shown_with_those_on_standby(
+    page: Client, monkeypatch: pytest.MonkeyPatch, told: int
+) -> None:
+    """A quorum queue tells its active consumer only: "Consumers 1" stood there while two processes read it."""
+    made.broker_seen(monkeypatch, Level(queue=QUEUE, role=Role.WORK, ready=1, consumers=told, arguments=SINGLE))
+    for pid, state in enumerate(({}, {}, {"connected": False}, {"stopping": True}, {"seconds": 31})):
+        made.consumer(pid=pid, queues=[QUEUE], **state)
+
+    assert f"{QUEUE} Ready 1 Parked 0 Consumers 1 active, 1 standby" in Page(page.get(QUEUES)).text
+    assert "Ready 1 Consumers 1 active, 1 standby" in Page(page.get(STATUS)).text
+
+
+def test_without_a_second_reader_no_standby_is_told(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pid in (1, 2):
+        made.consumer(pid=pid, queues=[QUEUE])
+    shown = []
+    for consumers, arguments in ((1, {}), (0, SINGLE), (2, {})):
+        level = Level(queue=QUEUE, role=Role.WORK, ready=1, consumers=consumers, arguments=arguments)
+        made.broker_seen(monkeypatch, level)
+        shown.append(Page(page.get(QUEUES)).text)
+
+    assert [f"Consumers {number} " in text for number, text in zip((1, 0, 2), shown, strict=True)] == [True] * 3
+    assert "standby" not in "".join(shown)
+
+
+def test_what_waits_until_due_and_behind_blocked_keys_has_its_own_columns(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rung = Level(queue=f"{QUEUE}.retry.9m", role=Role.WAITING, ready=7, consumers=0, abandoned=True, home=QUEUE)
+    made.broker_seen(monkeypatch, Level(queue=QUEUE, role=Role.WORK, ready=2, consumers=1))
+    none = Page(page.get(QUEUES)).text
+    made.broker_seen(monkeypatch, Level(queue=QUEUE, role=Role.WORK, ready=2, consumers=1), rung)
+    made.waiting_retries(QUEUE, 3)
+    for waiting in (4, 1):
+        made.blocked_key(queue=QUEUE, waiting=waiting)
+    made.blocked_key(queue="payments.elsewhere", waiting=9)
+    shown = Page(page.get(QUEUES))
+    keys = page.get(shown.links["5"])
+
+    assert "Waiting until due" not in none
+    assert "Behind blocked keys" not in none
+    assert f"{QUEUE} Ready 2 Waiting until due 7 Behind blocked keys 5 Parked 0 Consumers 1" in shown.text
+    assert [row.queue for row, _record in keys.context["rows"]] == [QUEUE, QUEUE]
+    viewer = client_of(made.person("viewer", "view_queuecontrol"))
+    assert "Behind blocked keys 5" in Page(viewer.get(QUEUES)).text
+    assert "5" not in Page(viewer.get(QUEUES)).links
+
+
+def test_retries_that_wait_in_their_consumer_are_counted_and_not_offered_to_be_sent(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tile counted them, and the rows of their queue said 0."""
+    with registry.isolated():
+
+        @handler(Queue("ledger.post"), policy=RetryThenPark(attempts=3, via=InPlace()))
+        def post(message: Delivery) -> None: ...
+
+        made.broker_seen(monkeypatch, Level(queue="ledger.post", role=Role.WORK, ready=0, consumers=1))
+        made.waiting_retries("ledger.post", 3)
+        queues, status = page.get(QUEUES), page.get(STATUS)
+
+    assert "ledger.post Ready 0 Waiting until due 3 Parked 0 Consumers 1 … waiting" in Page(queues).text
+    assert re.search(r"ledger.post (\w+ )?Ready 0 Waiting until due 3", Page(status).text)
+    assert not any("/requeuerun/waiting/" in one.content.decode() for one in (queues, status))
+
+
 def test_an_abandoned_queue_stands_below_the_others(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     old = Level(queue="payments.legacy", role=Role.WORK, ready=25, consumers=0, abandoned=True, home="payments.legacy")
     made.broker_seen(monkeypatch, Level(queue=QUEUE, role=Role.WORK, ready=0, consumers=1), old)
