@@ -29,6 +29,7 @@ BADGES: Mapping[ProcessState, tuple[str, str, Any]] = {
     ProcessState.SILENT: ("on-hold", "!", gettext_lazy("no heartbeat for %(span)s")),
     ProcessState.VANISHED: ("parked", "✕", pgettext_lazy("consumer", "vanished")),
     ProcessState.REPLACED: ("discarded", "↻", pgettext_lazy("consumer", "replaced")),
+    ProcessState.TAKEN_OVER: ("discarded", "↻", pgettext_lazy("consumer", "taken over")),
 }
 
 LATE = ("on-hold", "!", pgettext_lazy("consumer", "handler hangs"))
@@ -60,7 +61,8 @@ class ProcessRow:
 
     @property
     def replaced(self) -> bool:
-        return self.process.state is ProcessState.REPLACED
+        """True if others do its work, so that its row is grey."""
+        return self.process.settled_by_others
 
 
 def problems_of(rows: Sequence[ConsumerProcess]) -> list[tuple[Problem, str]]:

@@ -20,6 +20,8 @@ KEPT_EMPTY, KEPT_AFTER_A_FAULT, KEPT = timedelta(minutes=10), timedelta(hours=1)
 """The ages at which the row of a vanished process is deleted: without messages in flight, and with some."""
 LOOP_DEATHS, LOOP_SPAN = 3, timedelta(minutes=30)
 """So many processes that replaced one another and vanished within this time need somebody, although the last lives."""
+TAKEN_OVER_AFTER = timedelta(minutes=10)
+"""The time for which a vanished process needs somebody although others read all its queues: it may be missed."""
 MOST_LISTED_PROCESSES = 200
 """The most processes that a page or command shows: those with the latest heartbeats."""
 MOST_LOOKED_UP = 200
@@ -37,6 +39,8 @@ class ProcessState(StrEnum):
     VANISHED = "vanished"
     REPLACED = "replaced"
     """Vanished, and a process that was started later took its queues over."""
+    TAKEN_OVER = "taken over"
+    """Vanished, and the others read all its queues: it was told to end, or has not been missed for a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +104,24 @@ class Process:
     in_flight: tuple[InFlight, ...]
     unheard: timedelta
     """The time since its last heartbeat."""
+    loop: bool = False
+    """True if it vanished in a crash loop."""
+    red_until: datetime | None = None
+    """The time from which a vanished process needs nobody, because others read all its queues."""
+
+    @property
+    def settled_by_others(self) -> bool:
+        """True if it vanished, and others do its work."""
+        return self.state in (ProcessState.REPLACED, ProcessState.TAKEN_OVER)
 
     @property
     def vanished(self) -> bool:
-        return self.state in (ProcessState.VANISHED, ProcessState.REPLACED)
+        return self.state is ProcessState.VANISHED or self.settled_by_others
 
     @property
     def ended(self) -> bool:
         """True if it wrote the fault with which it ended, and no other process has taken its queues over."""
-        return self.row.ended_at is not None and self.state is not ProcessState.REPLACED
+        return self.row.ended_at is not None and not self.settled_by_others
 
     @property
     def heard(self) -> bool:
@@ -136,16 +149,23 @@ class Process:
         return any(one.blocks is not None for one in self.in_flight)
 
     @classmethod
-    def of(cls, row: ConsumerProcess, now: datetime, *, replaced: bool) -> "Process":
+    def of(cls, row: ConsumerProcess, now: datetime, dead: "Dead | None") -> "Process":
         state = ProcessState.RUNNING if row.connected else ProcessState.NO_BROKER
-        if row.vanished(now):
-            state = ProcessState.REPLACED if replaced else ProcessState.VANISHED
+        if dead:
+            state = dead.state
         elif row.silent(now):
             state = ProcessState.SILENT
         elif row.stopping:
             state = ProcessState.STOPPING
         in_flight = tuple(InFlight.of(entry, row.beat_at, now) for entry in row.in_flight)
-        return cls(row=row, state=state, in_flight=in_flight, unheard=max(now - row.beat_at, timedelta()))
+        return cls(
+            row=row,
+            state=state,
+            in_flight=in_flight,
+            unheard=max(now - row.beat_at, timedelta()),
+            loop=dead is not None and dead.loop,
+            red_until=dead.red_until if dead else None,
+        )
 
 
 def processes(*, most: int = MOST_LISTED_PROCESSES) -> list[Process]:
@@ -158,8 +178,8 @@ def processes(*, most: int = MOST_LISTED_PROCESSES) -> list[Process]:
     alias = router.db_for_read(ConsumerProcess)
     rows = list(ConsumerProcess.objects.using(alias).order_by("-beat_at")[:most])
     now = database_clock.now(alias)
-    left = unreplaced(rows, now)
-    return sorted(_with_records([Process.of(row, now, replaced=row not in left) for row in rows]), key=_place)
+    dead = {one.row.pk: one for one in dead_processes(rows, now)}
+    return sorted(_with_records([Process.of(row, now, dead.get(row.pk)) for row in rows]), key=_place)
 
 
 def _with_records(found: list[Process]) -> list[Process]:
@@ -179,20 +199,51 @@ def _with_records(found: list[Process]) -> list[Process]:
     return [process if process.heard else recorded(process) for process in found]
 
 
-def unreplaced(rows: Iterable[ConsumerProcess], now: datetime) -> list[ConsumerProcess]:
-    """Return the vanished processes that need somebody: those that nobody has replaced, and those of a crash loop.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dead:
+    """A process that has vanished, and what follows from it."""
+
+    row: ConsumerProcess
+    state: ProcessState
+    loop: bool = False
+    red_until: datetime | None = None
+
+
+def dead_processes(rows: Iterable[ConsumerProcess], now: datetime) -> list[Dead]:
+    """Return the vanished processes, each with whether it still needs somebody.
 
     Each process replaces one that vanished before it was started and whose queues it reads, alone or with others. If
-    it vanishes itself, it is the one to be replaced.
+    it vanishes itself, it is the one to be replaced. One that was told to end, and was killed on its way, needs no
+    successor if others read its queues. If it was not told, fewer processes may be meant, or one is missing: it is
+    reported for ``TAKEN_OVER_AFTER``.
     """
-    left = []
-    for line in _lines(rows, now):
-        lately = [row for row in line if row.vanished(now) and now - row.beat_at < LOOP_SPAN]
-        if len(lately) >= LOOP_DEATHS:
-            left += lately
-        elif line[-1].vanished(now) and not line[-1].replaced:
-            left.append(line[-1])
-    return left
+    known, found = list(rows), []
+    read = readers(known, now).keys()
+    for line in _lines(known, now):
+        gone = [row for row in line if row.vanished(now)]
+        lately = [row for row in gone if now - row.beat_at < LOOP_SPAN]
+        for row in gone:
+            if row in lately and len(lately) >= LOOP_DEATHS:
+                found.append(Dead(row=row, state=ProcessState.VANISHED, loop=True))
+            elif row is not line[-1] or row.replaced:
+                found.append(Dead(row=row, state=ProcessState.REPLACED))
+            else:
+                found.append(_without_successor(row, now, shared=bool(read) and read >= set(row.queues)))
+    return found
+
+
+def _without_successor(row: ConsumerProcess, now: datetime, *, shared: bool) -> Dead:
+    if not shared:
+        return Dead(row=row, state=ProcessState.VANISHED)
+    until, told = row.beat_at + TAKEN_OVER_AFTER, row.stopping and row.ended_at is None
+    if told or now > until:
+        return Dead(row=row, state=ProcessState.TAKEN_OVER)
+    return Dead(row=row, state=ProcessState.VANISHED, red_until=until)
+
+
+def unreplaced(rows: Iterable[ConsumerProcess], now: datetime) -> list[ConsumerProcess]:
+    """Return the vanished processes that need somebody."""
+    return [one.row for one in dead_processes(rows, now) if one.state is ProcessState.VANISHED]
 
 
 def _lines(rows: Iterable[ConsumerProcess], now: datetime) -> list[list[ConsumerProcess]]:
@@ -320,7 +371,7 @@ def any_alive() -> bool:
 def _place(one: Process) -> tuple[object, ...]:
     ill = one.late or one.blocked or one.state in (ProcessState.SILENT, ProcessState.NO_BROKER)
     troubled = bool(one.in_flight) if one.vanished else ill
-    first, last = one.ended or one.state is ProcessState.VANISHED, one.state is ProcessState.REPLACED
+    first, last = one.ended or one.state is ProcessState.VANISHED, one.settled_by_others
     return last, not first, not troubled, one.row.host, one.row.number, one.row.pid
 
 
@@ -337,9 +388,9 @@ def tidy_vanished() -> bool:
         rows = ConsumerProcess.objects.using(alias)
         rows.filter(old).delete()
         known = list(rows.defer("in_flight").order_by("-beat_at")[:MOST_LISTED_PROCESSES])
-        left = unreplaced(known, now)
-        taken_over = [one.pk for one in known if one.vanished(now) and not one.replaced and one not in left]
-        rows.filter(pk__in=taken_over, beat_at__lte=now - VANISHED_AFTER).update(replaced=True)
+        dead = dead_processes(known, now)
+        replaced = [one.row.pk for one in dead if one.state is ProcessState.REPLACED and not one.row.replaced]
+        rows.filter(pk__in=replaced, beat_at__lte=now - VANISHED_AFTER).update(replaced=True)
     return False
 
 

@@ -17,6 +17,7 @@ _SIGNS = {
     ProcessState.SILENT: ("! no heartbeat for", "WARNING"),
     ProcessState.VANISHED: ("✕ vanished", "ERROR"),
     ProcessState.REPLACED: ("↻ replaced", ""),
+    ProcessState.TAKEN_OVER: ("↻ taken over", ""),
 }
 Table = tuple[list[Sequence[object]], list[str]]
 """Rows with the head, and the style of each."""
@@ -36,11 +37,11 @@ def process_rows(found: Sequence[Process], *, terminal: bool) -> Table:
 def in_flight_rows(found: Sequence[Process], *, terminal: bool) -> Table:
     """Return one row for each message in flight, those of vanished processes and the late ones first.
 
-    Those of processes that were replaced are left out: others have handled them, or have them in flight.
+    Those of processes whose work others do are left out: others have handled them, or have them in flight.
     """
     rows: list[Sequence[object]] = [_IN_FLIGHT]
     styles = [""]
-    known = [one for one in found if one.state is not ProcessState.REPLACED]
+    known = [one for one in found if not one.settled_by_others]
     pairs = [(one, message) for one in known for message in one.in_flight]
     for one, message in sorted(pairs, key=lambda pair: not _needs_somebody(*pair)):
         names = (message.handler or message.queue or "-", message.key or "-", message.message_id or "-")

@@ -234,6 +234,45 @@ def test_a_dead_process_stays_replaced_after_its_successor_has_ended(page: Clien
     assert "without a heartbeat" not in Page(page.get(NOW)).text
 
 
+def test_fewer_consumers_after_a_deployment_are_no_finding_once_those_told_to_end_are_gone(page: Client) -> None:
+    """Two of four stayed red for a day beside the two that did all the work."""
+    told = [made.consumer(host=f"old{one}", seconds=60, stopping=True, in_flight=[made.in_flight()]) for one in "abcd"]
+    unread = shown(page)
+    for host in ("new1", "new2"):
+        made.consumer(host=host, started_at=told[0].beat_at + timedelta(seconds=9))
+    text, now = shown(page), Page(page.get(NOW)).text
+
+    assert unread.count("✕ vanished") == 4
+    assert (text.count("↻ replaced"), text.count("↻ taken over"), "✕ vanished" in text) == (2, 2, False)
+    assert "It was told to end, and killed before it had." in text
+    assert "without a heartbeat" not in now
+
+
+def test_a_killed_process_that_others_stand_in_for_is_red_for_ten_minutes_and_says_so(page: Client) -> None:
+    made.consumer(host="a")
+    gone = made.consumer(host="z", seconds=500, in_flight=[made.in_flight()])
+    red, now = shown(page), Page(page.get(NOW)).text
+    until = timezone.localtime(gone.beat_at + timedelta(minutes=10))
+    ConsumerProcess.objects.filter(pk=gone.pk).update(beat_at=gone.beat_at - timedelta(seconds=101))
+    tidy_vanished()
+    grey, told = shown(page), run("rmq_status", "--consumers", "--json").data["items"]
+    later = Page(page.get(NOW)).text
+    ConsumerProcess.objects.filter(host="a").delete()
+
+    end = (
+        f"Others read its queues. The warning ends with a process that replaces it, else at {until:%Y-%m-%d %H:%M:%S} ."
+    )
+    assert "z:4711 ✕ vanished" in red
+    assert end in red
+    assert ("1 consumer without a heartbeat" in now, "without a heartbeat" in later) == (True, False)
+    assert "z:4711 ↻ taken over" in grey
+    assert [one["state"] for one in told] == ["running", "taken over"]
+    # Nobody reads its queues any more: it is missed again.
+    alone = shown(page)
+    assert "z:4711 ✕ vanished" in alone
+    assert "No other consumer reads all its queues. The warning ends once one does." in alone
+
+
 @pytest.mark.parametrize("seconds", [5, 1800])
 def test_a_process_that_ended_with_a_fault_says_when_and_why(page: Client, seconds: int) -> None:
     """It was said to be stopping for half a minute, and then to have vanished."""

@@ -115,7 +115,8 @@ def test_a_single_active_consumer_is_shown_with_those_on_standby(
 ) -> None:
     """A quorum queue tells its active consumer only: "Consumers 1" stood there while two processes read it."""
     made.broker_seen(monkeypatch, Level(queue=QUEUE, role=Role.WORK, ready=1, consumers=told, arguments=SINGLE))
-    for pid, state in enumerate(({}, {}, {"connected": False}, {"stopping": True}, {"seconds": 31})):
+    states: tuple[dict[str, Any], ...] = ({}, {}, {"connected": False}, {"stopping": True}, {"seconds": 31})
+    for pid, state in enumerate(states):
         made.consumer(pid=pid, queues=[QUEUE], **state)
 
     assert f"{QUEUE} Ready 1 Parked 0 Consumers 1 active, 1 standby" in Page(page.get(QUEUES)).text
