@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import RFC_4122, UUID
 
 import pytest
 from django.db import transaction
@@ -433,3 +434,10 @@ def test_a_batch_is_sent_at_once_outside_a_transaction(post: Post) -> None:
 @pytest.mark.usefixtures("transactional_db", "post")
 def test_a_given_message_id_is_kept() -> None:
     assert dispatch(message_of(1, routing_key="q", options=PublishOptions(message_id="mine"))) == "mine"
+
+
+def test_a_message_without_a_given_id_has_a_random_uuid() -> None:
+    ids = [UUID(message_of(1, routing_key="q").properties.message_id) for _ in range(1000)]
+
+    assert len(set(ids)) == len(ids)
+    assert {(one.version, one.variant) for one in ids} == {(4, RFC_4122)}
