@@ -4,17 +4,21 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from django.db.models import Count, QuerySet
+from django.db.models import Count, F, OuterRef, QuerySet, Subquery
+from django.db.models.expressions import Combinable
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin.pages import refusal
-from django_rmq_retry.models import EarlyRetry, ItemReason, ItemState, RequeueItem, RequeueRun, State
+from django_rmq_retry.models import EarlyRetry, ItemReason, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.parked.claims import sent_by_others
 from django_rmq_retry.parked.operators import has_own_rules
 
 MOST_ITEMS = 50
 MOST_ERRORS = 10
+MOST_LOOKED_UP = 5000
+SHOWN = ("business_key", "message_id", "error")
+"""The columns of a message that the page of a run needs; the project's rules may read any."""
 
 
 class Alike(NamedTuple):
@@ -44,7 +48,8 @@ def failures(request: HttpRequest, run: RequeueRun) -> Failures:
     if not run.failed or run.retries_of:
         return Failures()
     failed = RequeueItem.objects.filter(run=run, state=ItemState.FAILED)
-    kinds = failed.order_by().values_list("message__error", "message__state").annotate(count=Count("pk"))
+    error_of, state_of = _error_and_state(run)
+    kinds = failed.order_by().annotate(of=error_of, now=state_of).values_list("of", "now").annotate(count=Count("pk"))
     errors, now = Counter[str](), Counter[State]()
     for error, state, count in kinds:
         errors[error] += count
@@ -55,6 +60,17 @@ def failures(request: HttpRequest, run: RequeueRun) -> Failures:
         for error, count in errors.most_common(MOST_ERRORS)
     ]
     return Failures(errors=shown, now={state: now[state] for state in State if now[state]})
+
+
+def _error_and_state(run: RequeueRun) -> tuple[Combinable, Combinable]:
+    """Return the error and the state of an item's message, for a query of few items without a join.
+
+    PostgreSQL may join by reading all messages from the oldest to the last of the run.
+    """
+    if run.failed > MOST_LOOKED_UP:
+        return F("message__error"), F("message__state")
+    message = ParkedMessage.objects.filter(pk=OuterRef("message"))
+    return Subquery(message.values("error")), Subquery(message.values("state"))
 
 
 def unsure(request: HttpRequest, run: RequeueRun) -> list[RequeueItem]:
@@ -79,7 +95,10 @@ def left_out(request: HttpRequest, run: RequeueRun) -> list[Alike]:
 
 def _first(request: HttpRequest, items: QuerySet[RequeueItem]) -> list[RequeueItem]:
     """Return the first items, without those whose message the user may not see."""
-    known = items.select_related("message", "message__group").defer("message__body", "message__properties")
+    if has_own_rules(request.user):
+        known = items.select_related("message", "message__group").defer("message__body", "message__properties")
+    else:
+        known = items.select_related("message").only("message", *(f"message__{column}" for column in SHOWN))
     rows = known.order_by("place")[:MOST_ITEMS]
     return [one for one in rows if not refusal(request, "view", message=one.message)]
 
