@@ -109,7 +109,9 @@ class LeftOut:
         if self.listed is None:
             return []
         none = self.listed.missing
-        twice = [f"{key} ({count})" for key, count in self.listed.twice(self.states).items()]
+        copies, counts = set(self.listed.copies), self.listed.twice(self.states)
+        of_one = _("%(key)s (%(count)d copies of one message)")
+        twice = [of_one % {"key": key, "count": n} if key in copies else f"{key} ({n})" for key, n in counts.items()]
         not_found = ngettext(
             "%(count)d key of the list matches no message",
             "%(count)d keys of the list match no message",

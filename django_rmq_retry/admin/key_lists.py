@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from django_rmq_retry.admin import places
 from django_rmq_retry.admin.broker_look import retries_seen
@@ -13,7 +14,6 @@ from django_rmq_retry.admin.choice import MOST_KEYS_SHOWN, seen_by
 from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
 from django_rmq_retry.markup import counted
 from django_rmq_retry.models import KeyList, State
-from django_rmq_retry.parked.elsewhere import Elsewhere
 from django_rmq_retry.parked.key_lists import Lookup, list_filter, look_up, matches_of_list, store
 from django_rmq_retry.parked.key_text import MOST_KEYS_OF_LIST, parse, text_of_keys
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -68,8 +68,10 @@ def _own_list(request: HttpRequest) -> KeyList:
 def _answer(pages: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) -> dict[str, Any]:
     held = bool(request.GET.get("held"))
     states = _states(held=held)
-    twice = lookup.twice(states)
-    rest = [key for key in lookup.keys if key not in twice]
+    twice, copies = lookup.twice(states), set(lookup.copies)
+    # Of copies none must be left out: it would be sent by the next requeue.
+    unlike = {key: count for key, count in twice.items() if key not in copies}
+    rest = [key for key in lookup.keys if key not in unlike]
     in_runs = {one.record for some in lookup.matches.values() for one in some if one.run is not None}
 
     def matches_of(keys: Sequence[str]) -> list[Any]:
@@ -79,27 +81,30 @@ def _answer(pages: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) 
         "found": matches_of(lookup.found),
         "closed": matches_of(lookup.closed),
         "several": [
-            (key, some[:MOST_MATCHES_SHOWN], len(some) - MOST_MATCHES_SHOWN) for key, some in matches_of(lookup.several)
+            (key, some[:MOST_MATCHES_SHOWN], len(some) - MOST_MATCHES_SHOWN, key in copies)
+            for key, some in matches_of(lookup.several)
         ],
         "elsewhere": [
             (key, [(one, places.address_of(pages, one)) for one in found])
             for key, found in list(lookup.elsewhere.items())[:MOST_KEYS_SHOWN]
         ],
-        "limits": Elsewhere(searched=places.rooms_of(request)).limits if lookup.missing else "",
+        "limits": lookup.limits if lookup.missing else "",
         "missing": text_of_keys(lookup.missing),
         "retrying": retries_seen() if lookup.missing and not refusal(request, "view_status") else 0,
         "alike": list(lookup.alike.items())[:MOST_KEYS_SHOWN],
-        "further": matches_of(lookup.further),
+        "spelled": text_of_keys(dict.fromkeys(one for key in lookup.keys for one in lookup.alike.get(key, (key,)))),
+        "further": matches_of([key for key in lookup.further if key not in unlike]),
         "otherwise": [(key, some[:MOST_MATCHES_SHOWN]) for key, some in lookup.otherwise.items()][:MOST_KEYS_SHOWN],
         "spaced": len(lookup.spaced),
         "held": held,
         "on_hold": len(lookup.records(State.ON_HOLD)),
         "waiting": len(in_runs & lookup.records(State.PARKED)),
         "address": f"{request.path}?list={known.pk}",
-        "twice": twice,
-        "twice_messages": sum(twice.values()),
-        "rest": text_of_keys(rest) if twice and any(lookup.matches.get(key) for key in rest) else "",
-        "buttons": _buttons(pages, request, known, held=held, unsure=bool(twice)),
+        "unlike": unlike,
+        "unlike_messages": sum(unlike.values()),
+        "copies": len(twice) - len(unlike),
+        "rest": text_of_keys(rest) if unlike and any(lookup.matches.get(key) for key in rest) else "",
+        "buttons": _buttons(pages, request, known, held=held, unsure=bool(unlike)),
     }
 
 
@@ -114,11 +119,13 @@ def _buttons(pages: Pages, request: HttpRequest, known: KeyList, *, held: bool, 
         Selection.of_filter({LISTED: list_filter(known), "state": list(some)}) for some in (states, State.values)
     )
     on = {"held": "1"} if held else {}
+    go_on = ngettext(
+        "Discard %(count)d message, then go on to the error groups…",
+        "Discard these %(count)d, then go on to the error groups…",
+        chosen.count,
+    )
     actions = (
-        (
-            _("Discard these %(count)d, then go on to the error groups…"),
-            *("discard", "parkedmessage_discard", chosen, {**on, "then": "groups"}),
-        ),
+        (go_on, "discard", "parkedmessage_discard", chosen, {**on, "then": "groups"}),
         (_("Discard %(count)d…"), "discard", "parkedmessage_discard", chosen, on),
         (_("Requeue %(count)d…"), "requeue", "requeuerun_preview", chosen, on),
         (_("Hold %(count)d…"), "hold", "parkedmessage_hold", chosen, on),

@@ -386,7 +386,7 @@ class MessageList(ChangeList):
     @property
     def addressed(self) -> list[tuple[Found, str]]:
         """What a search found elsewhere, each with the address of a page that shows it; empty if none does."""
-        found = self.elsewhere.found if self.elsewhere else ()
+        found = self.elsewhere.every if self.elsewhere else ()
         pages: Any = self.model_admin
         return [(one, places.address_of(pages, one)) for one in found]
 

@@ -32,8 +32,8 @@ from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Refused, has_own_rules, own_rules_refusal
 from django_rmq_retry.parked.outbox_actions import discard_outbox, retry_outbox
-from django_rmq_retry.parked.outbox_keys import MOST_LISTED_BYTES, keys_of
 from django_rmq_retry.parked.selection import number_in
+from django_rmq_retry.parked.stored_keys import MOST_LISTED_BYTES, keys_of
 
 OutboxRows = QuerySet[OutboxMessage]
 

@@ -20,6 +20,7 @@ def rooms_of(request: HttpRequest) -> list[Room]:
         # The rules of a project are about parked messages: they cannot say of others who may see them.
         Room.OUTBOX: not (refusal(request, "view_outbox") or operators.has_own_rules(request.user)),
         Room.KEYS: not refusal(request, "view_key"),
+        Room.RETRIES: not (refusal(request, "view_queue") or operators.has_own_rules(request.user)),
         Room.QUEUES: not refusal(request, "view_queue"),
     }
     return [room for room in Room if may[room]]

@@ -145,7 +145,10 @@ def report_keys(command: RmqCommand, chosen: Selection) -> Exit:
         _say_some(command, "differs in case only", _spelled(lookup.alike))
         _say_some(command, "no key, but a correlation id or a number", _otherwise(lookup.otherwise))
         _say_some(command, "not the first key, such as a customer's", _counted(lookup.matches, lookup.further))
-        _say_some(command, "found several times", [f"{key} ({_states(lookup.matches[key])})" for key in lookup.several])
+        copies = set(lookup.copies)
+        named = {key: f"{key} ({_states(lookup.matches[key])})" for key in lookup.several}
+        _say_some(command, "copies of one message", [text for key, text in named.items() if key in copies])
+        _say_some(command, "found several times", [text for key, text in named.items() if key not in copies])
         _say_some(command, "not open", [f"{key} ({_states(lookup.matches[key])})" for key in lookup.closed])
     if left:
         command.say(f"{plural(left.messages, 'message')} left out by {plural(len(left.keys), 'key')}.")
@@ -208,6 +211,7 @@ def keys_data(lookup: Lookup) -> dict[str, Any]:
         "not_parked": _places(lookup.elsewhere),
         "not_found": lookup.missing,
         "several": {key: matches[key] for key in lookup.several},
+        "copies": lookup.copies,
         "not_open": {key: matches[key] for key in lookup.closed},
         "differs_in_case": lookup.alike,
     }

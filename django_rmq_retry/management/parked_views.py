@@ -130,7 +130,7 @@ def _listed(rows: Iterable[ParkedMessage], *, terminal: bool) -> list[tuple[obje
 def _elsewhere(command: RmqCommand, asked: str) -> str:
     """Say where else a message is; if it is nowhere, return that it may be where nothing can search."""
     known = elsewhere(asked)
-    for one in known.found:
+    for one in known.every:
         command.say(str(one))
     return "" if known.found else f" {known.limits} manage.py rmq_status counts what waits in RabbitMQ."
 
@@ -193,6 +193,7 @@ def show_keys(command: RmqCommand, options: Options) -> Exit:
             **dict.fromkeys(lookup.missing, "not found"),
             **dict.fromkeys(lookup.elsewhere, "elsewhere"),
             **dict.fromkeys(lookup.several, "several"),
+            **dict.fromkeys(lookup.copies, "copies"),
             **dict.fromkeys(lookup.closed, "not open"),
         }
         rows = [(key, kinds[key], *cells) for key in lookup.keys for cells in _matched(lookup, key)]

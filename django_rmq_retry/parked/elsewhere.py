@@ -1,42 +1,49 @@
-"""Where a message may be that has no record: in the outbox, at a blocked key, at the head of a halted queue."""
+"""Where a message may be that has no record: in the outbox, at a blocked key, waiting for a retry, or halted."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import reduce
-from operator import or_
+from itertools import chain
 from typing import Any
 
-from django.db import Error, connections, router
-from django.db.models import Q
-from django.db.models.functions import Length
+from django.db import Error, router
+from django.db.models import BinaryField
+from django.db.models.functions import Substr
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_rmq_retry.messages.texts import COLUMN_BYTES, short
-from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, QueueControl
-from django_rmq_retry.models.parked import folded
+from django_rmq_retry import database_clock
+from django_rmq_retry.attempts.history import waiting
+from django_rmq_retry.conf import settings
+from django_rmq_retry.models import Attempt, BlockedKey, BlockedMessage, OutboxMessage, QueueControl
 from django_rmq_retry.ordering.keys import keys_alias
-from django_rmq_retry.parked.outbox_keys import MOST_LISTED_BYTES, keys_behind, keys_of
+from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.parked.key_match import Beginnings, Keys, Wanted, text_of
+from django_rmq_retry.parked.stored_keys import MOST_LISTED_BYTES, keys_of
+from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.publishing import outbox_rows
 from django_rmq_retry.statements import with_one_of
 
 MOST_NAMED = 5
 MOST_WORDS = 10
 """The most words of one search that are looked for: several words are several keys."""
-MOST_ROWS = 20_000
-"""The most rows of one query that a list of keys reads: several messages may have one key."""
+NAMES_AT_ONCE = 20_000
+MOST_RETRIES = 200_000
+MOST_READ = 5000
+"""The most messages of an outbox, or behind blocked keys, whose contents are searched, in some 0.2 seconds."""
+MOST_READ_BYTES = 16 * 1024 * 1024
+READ_AT_ONCE = 500
 MOST_DECODED = 200
-"""The most messages of an outbox, or behind blocked keys, whose bodies are read for their business keys."""
+"""The most of them that handlers decode for business keys that do not stand in the text, for some 20 milliseconds."""
 
 
 class Room(Enum):
     """A place of messages that were not parked, or not yet."""
 
-    OUTBOX = gettext_lazy("the outbox, by business key its latest %(most)d small messages that a handler here takes")
-    KEYS = gettext_lazy("blocked keys, by business key the latest %(most)d small messages behind them")
-    QUEUES = gettext_lazy("the first messages of halted queues")
+    OUTBOX = gettext_lazy("the outbox")
+    KEYS = gettext_lazy("blocked keys and the messages behind them")
+    RETRIES = gettext_lazy("waiting retries, by message id")
+    QUEUES = gettext_lazy("the first messages of halted queues, by message id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,169 +65,206 @@ class Found:
 class Elsewhere:
     """What a search has found besides records, and where it has looked."""
 
-    found: Sequence[Found] = ()
-    searched: Sequence[Room] = ()
+    found: Mapping[str, Sequence[Found]] = field(default_factory=dict)
+    """By the key or word that was looked for."""
+    searched: Sequence[str] = ()
+
+    @property
+    def every(self) -> list[Found]:
+        """All that was found, each once."""
+        return list(dict.fromkeys(one for some in self.found.values() for one in some))
 
     @property
     def limits(self) -> str:
         """Say where else was searched, and that a message may exist or have existed that is found nowhere."""
-        places = "; ".join(str(room.value) % {"most": MOST_DECODED} for room in self.searched)
-        also = _("Also searched: %(places)s.") % {"places": places}
+        also = _("Also searched: %(places)s.") % {"places": "; ".join(self.searched)}
         return " ".join([*([also] if self.searched else []), _not_found()])
 
 
 def _not_found() -> str:
     return _(
-        "Not searched: messages that wait in a queue of RabbitMQ. A message that was handled without being parked is "
-        "not stored here. So it may have come although it is not found."
+        "Not searched: messages that wait in a queue of RabbitMQ, and contents that are not plain text. A message that "
+        "was handled without being parked is not stored here. So it may have come although it is not found."
     )
 
 
 def elsewhere(asked: str, rooms: Sequence[Room] = tuple(Room)) -> Elsewhere:
     """Look in these rooms for a key or id, or how one begins, without regard to case; a room may not be readable."""
-    words = asked.split()
-    texts = [short(text, COLUMN_BYTES) for text in dict.fromkeys([asked.strip(), *words[:MOST_WORDS]]) if text.strip()]
-    found, searched = list[Found](), list[Room]()
-    for room in rooms if texts else ():
+    words = [text for text in dict.fromkeys([asked.strip(), *asked.split()[:MOST_WORDS]]) if text]
+    return _look_in(rooms, Beginnings(words)) if words else Elsewhere()
+
+
+def places_of(keys: Sequence[str], rooms: Sequence[Room] = tuple(Room)) -> Elsewhere:
+    """Look in these rooms for what each of these keys and ids names, but for its case; a few things for each."""
+    return _look_in(rooms, Keys(keys)) if keys else Elsewhere()
+
+
+def _look_in(rooms: Sequence[Room], wanted: Wanted) -> Elsewhere:
+    found, searched = dict[str, list[Found]](), list[str]()
+    for room in rooms:
+        # A room may not be readable: what the others have is named all the same.
         try:
-            found += SEARCHES[room](texts)
+            shelves = [(shelf, _Look(shelf, wanted)) for shelf in SHELVES[room]()]
+            known = [(key, one) for shelf, look in shelves for key, one in look.found()]
         except Error:
             continue
-        searched.append(room)
+        for key, one in known:
+            if len(of_key := found.setdefault(key, [])) < MOST_NAMED and one not in of_key:
+                of_key.append(one)
+        if shelves:
+            searched.append(_said(room, [look.read for _shelf, look in shelves if look.stopped]))
     return Elsewhere(found=found, searched=searched)
 
 
-def places_of(keys: Sequence[str], rooms: Sequence[Room] = tuple(Room)) -> dict[str, list[Found]]:
-    """Return what each of these keys and ids names exactly in these rooms, a few things for each."""
-    asked = dict[str, list[str]]()
-    for key in keys:
-        asked.setdefault(short(key, COLUMN_BYTES), []).append(key)
-    found = dict[str, list[Found]]()
-    for room in rooms if asked else ():
-        # A room may not be readable: what the others have is named all the same.
-        with suppress(Error):
-            for text, one in NAMED[room](list(asked)):
-                # Some databases treat texts as equal that differ in case, accents or trailing spaces.
-                for key in asked.get(text, ()):
-                    if one not in found.setdefault(key, []) and len(found[key]) < MOST_NAMED:
-                        found[key].append(one)
-    return found
+def _said(room: Room, read: Sequence[int]) -> str:
+    if not read:
+        return str(room.value)
+    text = _("%(place)s, but not the contents of more than the latest %(count)d messages")
+    return text % {"place": room.value, "count": sum(read)}
 
 
-def _outboxes() -> Iterator[tuple[Any, bool]]:
-    """Yield the rows of each outbox, and True if a page shows them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shelf:
+    """Rows in which a search looks: a table, or one of several outboxes."""
+
+    rows: Any
+    columns: Sequence[str]
+    """Those with names."""
+    found: Callable[[Any, str], Found]
+    """Makes what is shown of a row, with why it was found."""
+    contents: bool = False
+    """True if the rows have bodies and properties."""
+    by_time: bool = False
+    """True if an index finds them in the order that they have, and by their number the whole table would be read."""
+
+
+class _Look:
+    """One look at a shelf."""
+
+    def __init__(self, shelf: _Shelf, wanted: Wanted) -> None:
+        self._shelf, self._wanted = shelf, wanted
+        self._why = dict[str, dict[int, str]]()
+        """Of each key some rows that it names, each with how, as it is shown."""
+        self.read = 0
+        self.stopped = False
+        """True if there are more contents than were read."""
+
+    def found(self) -> Iterator[tuple[str, Found]]:
+        self._look_at_names()
+        if self._shelf.contents:
+            self._look_at_contents()
+        numbers = {pk for rows in self._why.values() for pk in rows}
+        rows = self._shelf.rows.defer("body", "properties") if self._shelf.contents else self._shelf.rows
+        known = {row.pk: row for some in with_one_of(rows, "pk", numbers) for row in some}
+        for key, why in self._why.items():
+            yield from ((key, self._shelf.found(known[pk], how)) for pk, how in why.items() if pk in known)
+
+    def _add(self, keys: Any, pk: int, how: str) -> None:
+        for key in keys:
+            if len(rows := self._why.setdefault(key, {})) < MOST_NAMED:
+                rows.setdefault(pk, how)
+
+    def _look_at_names(self) -> None:
+        shelf, of_name = self._shelf, self._wanted.of_name
+        rows = self._wanted.among(shelf.rows, shelf.columns).values_list("pk", *shelf.columns)
+        for pk, *names in rows[:MOST_RETRIES] if shelf.by_time else _latest_first(rows, NAMES_AT_ONCE):
+            for name in names:
+                if name and (keys := of_name(name)):
+                    self._add(keys, pk, name)
+
+    def _look_at_contents(self) -> None:
+        start = Substr("body", 1, MOST_LISTED_BYTES, output_field=BinaryField())
+        rows, size = self._shelf.rows.defer("body").annotate(start=start), 0
+        latest = list(rows.order_by("-pk")[:MOST_DECODED])
+        for row in latest:
+            if len(row.start) < MOST_LISTED_BYTES:
+                for key in keys_of(row, bytes(row.start)):
+                    self._add(self._wanted.of_name(key), row.pk, key)
+        more = rows.filter(pk__lt=latest[-1].pk) if len(latest) == MOST_DECODED else rows.none()
+        values = ((row.pk, row.start, row.properties) for row in latest)
+        for pk, body, properties in chain(values, _latest_first(more.values_list("pk", "start", "properties"))):
+            if self.read == MOST_READ or size > MOST_READ_BYTES:
+                self.stopped = True
+                return
+            self._add(self._wanted.in_text(text_of(body, properties)), pk, _("in its content"))
+            self.read += 1
+            size += len(body)
+
+
+def _latest_first(rows: Any, most: int = READ_AT_ONCE) -> Iterator[Any]:
+    """Yield the values of rows, whose first one is their number; read in parts, because there may be any number."""
+    rows = rows.order_by("-pk")
+    some = list(rows[:most])
+    while some:
+        yield from some
+        some = list(rows.filter(pk__lt=some[-1][0])[:most]) if len(some) == most else []
+
+
+def _with(name: object, why: str) -> str:
+    """Return a name with why it was found, if the name does not tell it."""
+    return str(name) if why in str(name) else f"{name} ({why})"
+
+
+def _outboxes() -> Iterator[_Shelf]:
     shown = router.db_for_read(OutboxMessage)
     for alias in outbox_rows.served():
         if outbox_rows.table_exists(alias):
-            yield OutboxMessage.objects.using(alias).order_by("-pk"), alias == shown
+            rows = OutboxMessage.objects.using(alias)
+            found = _unsent if alias == shown else _unsent_unseen
+            yield _Shelf(rows=rows, columns=("message_id", "order_key"), found=found, contents=True)
 
 
-def _latest(rows: Any) -> Iterator[tuple[OutboxMessage, list[str]]]:
-    """Yield the messages of an outbox whose bodies are read, with their business keys."""
-    for row in rows.filter(size__lte=MOST_LISTED_BYTES)[:MOST_DECODED]:
-        yield row, keys_of(row, bytes(row.body))
-
-
-def _unsent(row: OutboxMessage, *, shown: bool) -> Found:
+def _unsent(row: OutboxMessage, why: str) -> Found:
     words = _("In the outbox, not sent") if row.failed_at else _("In the outbox, not sent yet")
-    return Found(name=str(row), words=words, room=Room.OUTBOX, place=row.pk if shown else None)
+    return Found(name=_with(row, why), words=words, room=Room.OUTBOX, place=row.pk)
 
 
-def _first(row: BlockedKey) -> Found:
+def _unsent_unseen(row: OutboxMessage, why: str) -> Found:
+    """Of an outbox that no page shows."""
+    return replace(_unsent(row, why), place=None)
+
+
+def _at_keys() -> Iterator[_Shelf]:
+    using = keys_alias()
+    behind = BlockedMessage.objects.using(using).select_related("block")
+    yield _Shelf(rows=BlockedKey.objects.using(using), columns=("key", "blocker"), found=_first)
+    yield _Shelf(rows=behind, columns=("shown",), found=_behind, contents=True)
+
+
+def _first(row: BlockedKey, _why: str) -> Found:
     name = _("%(key)s, where %(message)s goes first") % {"key": row.key, "message": row.blocker}
     return Found(name=name, words=_("Blocked ordering key"), room=Room.KEYS, place=row.key)
 
 
-def _behind(row: BlockedMessage) -> Found:
-    name = _("%(message)s, behind %(key)s") % {"message": row.shown, "key": row.block.key}
+def _behind(row: BlockedMessage, why: str) -> Found:
+    name = _with(_("%(message)s, behind %(key)s") % {"message": row.shown, "key": row.block.key}, why)
     return Found(name=name, words=_("Waits for a blocked ordering key"), room=Room.KEYS, place=row.block.key)
 
 
-def _halted(row: QueueControl) -> Found:
+def _retries() -> Iterator[_Shelf]:
+    if settings().records:
+        rows = waiting(database_clock.now(records_alias())).filter(verdict=Kind.RETRY.value)
+        yield _Shelf(rows=rows, columns=("message_id",), found=_retried, by_time=True)
+
+
+def _retried(row: Attempt, _why: str) -> Found:
+    name = f"{row.message_id} ({row.queue})"
+    return Found(name=name, words=_("Failed, and waits for its retry"), room=Room.RETRIES, place=row.queue)
+
+
+def _halted_queues() -> Iterator[_Shelf]:
+    halted = QueueControl.objects.filter(halted_at__isnull=False)
+    yield _Shelf(rows=halted, columns=("halted_message",), found=_halted)
+
+
+def _halted(row: QueueControl, _why: str) -> Found:
     name = _("%(message)s, first in %(queue)s") % {"message": row.halted_message, "queue": row.queue}
     return Found(name=name, words=_("In a halted queue"), room=Room.QUEUES, place=row.queue)
 
 
-def _blocked() -> Any:
-    return BlockedMessage.objects.using(keys_alias()).select_related("block").defer("body", "properties")
-
-
-def _waiting() -> Iterator[tuple[BlockedMessage, list[str]]]:
-    """Yield the latest messages behind blocked keys whose bodies are read, with their business keys."""
-    rows = BlockedMessage.objects.using(keys_alias()).select_related("block").order_by("-pk")
-    for row in rows.annotate(size=Length("body")).filter(size__lte=MOST_LISTED_BYTES)[:MOST_DECODED]:
-        yield row, keys_behind(row)
-
-
-def _halts() -> Any:
-    return QueueControl.objects.filter(halted_at__isnull=False)
-
-
-def _in_outbox(texts: Sequence[str]) -> Iterator[Found]:
-    for rows, shown in _outboxes():
-        named = rows.filter(_begins(texts, "message_id", "order_key")).defer("body", "properties")
-        by_key = (row for row, keys in _latest(rows) if _any_begins(keys, texts))
-        known = {row.pk: row for row in (*named[:MOST_NAMED], *by_key)}
-        yield from (_unsent(row, shown=shown) for row in list(known.values())[:MOST_NAMED])
-
-
-def _at_blocked_keys(texts: Sequence[str]) -> Iterator[Found]:
-    yield from map(_first, BlockedKey.objects.using(keys_alias()).filter(_begins(texts, "key", "blocker"))[:MOST_NAMED])
-    named = _blocked().filter(_begins(texts, "shown"))
-    by_key = (row for row, keys in _waiting() if _any_begins(keys, texts))
-    known = {row.pk: row for row in (*named[:MOST_NAMED], *by_key)}
-    yield from map(_behind, list(known.values())[:MOST_NAMED])
-
-
-def _in_halted_queues(texts: Sequence[str]) -> Iterator[Found]:
-    yield from map(_halted, _halts().filter(_begins(texts, "halted_message"))[:MOST_NAMED])
-
-
-def _named_in_outbox(texts: Sequence[str]) -> Iterator[tuple[str, Found]]:
-    for rows, shown in _outboxes():
-        for column in ("message_id", "order_key"):
-            for row in _with_one_of(rows.defer("body", "properties"), column, texts):
-                yield getattr(row, column), _unsent(row, shown=shown)
-        for row, keys in _latest(rows):
-            yield from ((short(key, COLUMN_BYTES), _unsent(row, shown=shown)) for key in keys)
-
-
-def _named_at_blocked_keys(texts: Sequence[str]) -> Iterator[tuple[str, Found]]:
-    for column in ("key", "blocker"):
-        for row in _with_one_of(BlockedKey.objects.using(keys_alias()), column, texts):
-            yield getattr(row, column), _first(row)
-    yield from ((row.shown, _behind(row)) for row in _with_one_of(_blocked(), "shown", texts))
-    for row, keys in _waiting():
-        yield from ((short(key, COLUMN_BYTES), _behind(row)) for key in keys)
-
-
-def _named_in_halted_queues(texts: Sequence[str]) -> Iterator[tuple[str, Found]]:
-    yield from ((row.halted_message, _halted(row)) for row in _with_one_of(_halts(), "halted_message", texts))
-
-
-def _with_one_of(rows: Any, column: str, texts: Sequence[str]) -> Iterator[Any]:
-    # No index has these columns, so that each query reads all rows.
-    most = 0 if connections[rows.db].vendor == "sqlite" else len(texts)
-    for some in with_one_of(rows, column, texts, most=most):
-        yield from some[:MOST_ROWS]
-
-
-SEARCHES: dict[Room, Callable[[Sequence[str]], Iterator[Found]]] = {
-    Room.OUTBOX: _in_outbox,
-    Room.KEYS: _at_blocked_keys,
-    Room.QUEUES: _in_halted_queues,
+SHELVES: Mapping[Room, Callable[[], Iterator[_Shelf]]] = {
+    Room.OUTBOX: _outboxes,
+    Room.KEYS: _at_keys,
+    Room.RETRIES: _retries,
+    Room.QUEUES: _halted_queues,
 }
-
-NAMED: dict[Room, Callable[[Sequence[str]], Iterable[tuple[str, Found]]]] = {
-    Room.OUTBOX: _named_in_outbox,
-    Room.KEYS: _named_at_blocked_keys,
-    Room.QUEUES: _named_in_halted_queues,
-}
-
-
-def _begins(texts: Sequence[str], *fields: str) -> Q:
-    return reduce(or_, (Q(**{f"{field}__istartswith": text}) for field in fields for text in texts))
-
-
-def _any_begins(keys: Sequence[str], texts: Sequence[str]) -> bool:
-    return any(folded(key).startswith(folded(text)) for key in keys for text in texts)

@@ -41,6 +41,8 @@ class KeyMatch:
     """The active requeue run that contains it."""
     own: tuple[str, str] = ("", "")
     """Its first business key and its message id: the names of this one message."""
+    content: int | None = None
+    """The number that copies of one message have in common."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,8 @@ class Lookup:
     """For keys that were not found, the messages that have them as correlation id or as number."""
     elsewhere: Mapping[str, Sequence[Found]] = field(default_factory=dict)
     """For keys without a record, where their messages are that were not parked: in the outbox, at a blocked key."""
+    limits: str = ""
+    """Where else the keys without a record were looked for, and where not."""
 
     @cached_property
     def further(self) -> list[str]:
@@ -74,6 +78,12 @@ class Lookup:
     def several(self) -> list[str]:
         """Keys that name more than one message."""
         return [key for key in self.keys if len(self._of(key)) > 1]
+
+    @cached_property
+    def copies(self) -> list[str]:
+        """Keys whose messages are copies of one message, which its sender published several times."""
+        contents = {key: {one.content for one in self._of(key)} for key in self.several}
+        return [key for key, some in contents.items() if len(some) == 1 and None not in some]
 
     @cached_property
     def closed(self) -> list[str]:
@@ -275,7 +285,8 @@ def current_matches(
     matches = {key: [known[one] for one in named.get(key, ()) if one in known] for key in keys}
     lookup = Lookup(keys=keys, matches={key: some for key, some in matches.items() if some})
     if lookup.missing:
-        lookup = replace(lookup, elsewhere=places_of(lookup.missing, rooms))
+        unparked = places_of(lookup.missing, rooms)
+        lookup = replace(lookup, elsewhere=unparked.found, limits=unparked.limits)
     missing = lookup.missing
     if not missing:
         return lookup
@@ -318,7 +329,7 @@ def excluded(
     outside = {key: sorted(some) for key, some in named.items() if some and not counts[key]}
     matches = _matches(sorted({one for some in outside.values() for one in some}))
     unknown = [key for key in keys if not named.get(key)]
-    unparked = places_of(unknown, rooms)
+    unparked = places_of(unknown, rooms).found
     missing = [key for key in unknown if key not in unparked]
     return Excluded(
         keys=keys,
@@ -368,7 +379,9 @@ def _matches(numbers: Sequence[int]) -> dict[int, KeyMatch]:
         for message, run in some.order_by("pk").values_list("message", "run")
     }
     return {
-        pk: KeyMatch(record=pk, state=state, name=key or name or f"#{pk}", run=runs.get(pk), own=(key, name))
+        pk: KeyMatch(
+            record=pk, state=state, name=key or name or f"#{pk}", run=runs.get(pk), own=(key, name), content=content
+        )
         for some in with_one_of(_records(), "pk", numbers)
-        for pk, state, key, name in some.values_list("pk", "state", "business_key", "message_id")
+        for pk, state, key, name, content in some.values_list("pk", "state", "business_key", "message_id", "content")
     }

@@ -196,12 +196,37 @@ def test_a_customers_key_is_left_out_before_the_payments_of_a_list_are_discarded
         made.message(keys=[f"PAY-{number}", "CUST-7"], business_key=f"PAY-{number}")
     made.message(business_key="PAY-3")
     told = pasted(page, "PAY-0\nPAY-3\nCUST-7")
-    left = press(page, told, "Leave out what was found several times")
+    left = press(page, told, "Leave this key out")
 
-    assert "1 key names several messages, 3 together: a customer's key, for example." in Page(told).text
-    assert mains(told) == ["Leave out what was found several times"]
+    assert "1 key names different messages, 3 together, as a customer's key does." in Page(told).text
+    assert mains(told) == ["Leave this key out"]
     assert mains(left) == ["Discard these 2, then go on to the error groups…"]
     assert Page(left).form_with("Look up the keys")[1]["keys"] == "PAY-0\nPAY-3"
+
+
+def test_copies_of_a_payment_are_not_taken_for_a_customers_payments(page: Client) -> None:
+    """They were left out of the discard with one click, and a requeue would have paid what was paid by hand."""
+    for _ in range(2):
+        made.message(business_key="PAY-1", content=7)
+    for content in (8, 9):
+        made.message(business_key="PAY-2", content=content)
+    told = pasted(page, "PAY-1\nPAY-2")
+    left = press(page, told, "Leave this key out")
+    preview = follow(page, left, "Discard these 2")
+
+    assert "1 key names different messages, 2 together" in Page(told).text
+    assert "PAY-1 copies of one message" in Page(told).text
+    assert "PAY-2 different messages" in Page(told).text
+    assert mains(left) == ["Discard these 2, then go on to the error groups…"]
+    assert "1 key names copies of one message, which its sender published several times." in Page(left).text
+    assert "customer's key" not in Page(left).text
+    assert "PAY-1 (2 copies of one message)" in Page(preview).text
+
+
+def test_the_button_for_one_payment_is_in_the_singular(page: Client) -> None:
+    made.message(business_key="PAY-1")
+
+    assert mains(pasted(page, "PAY-1")) == ["Discard 1 message, then go on to the error groups…"]
 
 
 def test_keys_that_all_name_several_messages_are_not_left_out(page: Client) -> None:
@@ -226,9 +251,9 @@ def test_a_key_in_another_case_is_a_suggestion_and_not_a_match(page: Client) -> 
     told = pasted(page, "pay-1")
 
     assert tiles(told)["missing"] == 1
-    assert "These keys differ from stored keys only in upper and lower case." in Page(told).text
-    assert "pay-1 → PAY-1" in Page(told).text
+    assert "These keys differ from stored keys only in upper and lower case: pay-1 → PAY-1" in Page(told).text
     assert not [one for one in Page(told).links if one.startswith("Discard ") and "go on" not in one]
+    assert tiles(press(page, told, "Look up the stored ones"))["found"] == 1
 
 
 def test_a_button_splits_the_keys_at_spaces(page: Client) -> None:
@@ -494,9 +519,16 @@ def test_a_customers_key_in_the_list_is_said_to_be_one(page: Client) -> None:
     told = Page(pasted(page, "PAY-1\nCUST-7")).text
     payments = Page(pasted(page, "PAY-1\nPAY-2")).text
 
-    assert "A customer's key names all messages of that customer" in told
-    assert "are parked: CUST-7 (3 messages)" in told
-    assert "A customer's key" not in payments
+    assert "1 key names different messages, 3 together, as a customer's key does." in told
+    assert "CUST-7 different messages #" in told
+    assert "customer's key" not in payments
+
+
+def test_a_customers_key_that_names_one_message_now_is_said_to_be_one(page: Client) -> None:
+    made.message(business_key="PAY-1", keys=["PAY-1", "CUST-7"])
+
+    assert "A customer's key names all messages of that customer" in (text := Page(pasted(page, "CUST-7")).text)
+    assert "are parked: CUST-7 (1 message)" in text
 
 
 def test_a_correlation_id_or_number_in_the_list_is_not_just_not_found(page: Client) -> None:

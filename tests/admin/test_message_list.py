@@ -1,5 +1,6 @@
 """The list of messages: few queries, exact searches, filters that a selection understands, actions that only ask."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -185,14 +186,71 @@ def test_a_message_behind_a_blocked_key_is_found_by_its_business_key(page: Clien
     assert f"PAY-80 {waits}" in Page(pasted(page, "PAY-80")).text
 
 
+@pytest.mark.database
+@pytest.mark.parametrize("few", [20, 0], ids=["few keys", "many keys"])
+def test_a_key_is_found_in_what_waits_for_a_queue_of_another_project(
+    few: int, page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a handler of this project could tell its business key: a payment in the outbox was "Not found"."""
+    monkeypatch.setattr("django_rmq_retry.parked.key_match.FEW", few)
+    monkeypatch.setattr("django_rmq_retry.parked.key_match.KEYS_AT_ONCE", few)
+    row = {"shown": "9f3c-2", "name": "m2", "identity": "message:2", "digest": "2", "waiting_since": timezone.now()}
+    key = made.blocked_key(key="ACC-6", queue="ledger")
+    body = json.dumps({"text": "order\nLEDGER/7 Ü"}).encode()
+    BlockedMessage.objects.create(block=key, body=body, properties=b"\0\0", **row)
+    made.outgoing(message_id="9f3c-1", routing_key="ledger", body=b'{"payment": "PAY-80", "no": 17}')
+    text = Page(pasted(page, "PAY-8\npay-80\nLedger/7 Ü\nPAY\n9F3C-1\nacc-6")).text
+    outbox, behind = "In the outbox, not sent: 9f3c-1 (in its content)", "9f3c-2, behind ACC-6 (in its content)"
+
+    assert f"pay-80 {outbox}" in text
+    assert f"Ledger/7 Ü Waits for a blocked ordering key: {behind}" in text
+    assert "9F3C-1 In the outbox, not sent: 9f3c-1 " in text
+    assert "acc-6 Blocked ordering key: ACC-6, where" in text
+    assert "Not found (2) PAY-8 PAY Also" in text
+    assert outbox in Page(page.get(LIST, {"q": "pay-80"})).text
+    assert f"{outbox}\n" in parked("list", "--search", "pay-80").err
+    assert "In the outbox" not in Page(page.get(LIST, {"q": "pay-8"})).text
+
+
+def test_a_search_reads_the_latest_contents_only_and_says_how_many(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_rmq_retry.parked.elsewhere.MOST_READ", 2)
+    monkeypatch.setattr("django_rmq_retry.parked.elsewhere.MOST_DECODED", 1)
+    for number in range(2):
+        made.outgoing(message_id=f"9f3c-{number}", body=b'{"payment": "PAY-%d"}' % number)
+    every = Page(page.get(LIST, {"q": "PAY-9"})).text
+    made.outgoing(message_id="9f3c-2")
+    text = Page(pasted(page, "PAY-0\nPAY-1\n9f3c-0")).text
+
+    assert "Also searched: the outbox; " in every
+    assert "Not found (1) PAY-0 Also searched: the outbox, but not the contents of more than the latest 2 " in text
+    assert "Elsewhere (2)" in text
+
+
+def test_a_message_that_waits_for_a_retry_is_found_by_its_id(page: Client) -> None:
+    """It was not parked, and would be paid by its retry."""
+    one, now = made.message(), timezone.now()
+    waits: dict[str, Any] = {"at": now, "next_at": now + timedelta(minutes=3), "verdict": "retry"}
+    made.attempt(one, 1, identity="one", message_id="9f3c-80", **waits)
+    made.attempt(one, 1, identity="two", message_id="9f3c-81", **{**waits, "at": now - timedelta(minutes=1)})
+    made.attempt(one, 2, identity="two", message_id="9f3c-81", at=now, verdict="ack")
+    found = "9F3C-80 Failed, and waits for its retry: 9f3c-80 (payments.main)"
+    answer = pasted(page, "9F3C-80\n9f3c-81")
+
+    assert found in Page(answer).text
+    assert "Not found (1) 9f3c-81" in Page(answer).text
+    assert 'href="/admin/rmq_retry/queuecontrol/?q=payments.main"' in answer.content.decode()
+
+
 def test_a_search_says_where_it_did_not_look_and_what_leaves_no_record(page: Client) -> None:
     """That nothing was found was taken for "it never came", of a payment that had been made at the first attempt."""
     clerk = client_of(made.person("clerk", "view_parkedmessage"))
     every, few = (Page(one.get(LIST, {"q": "PAY-9"})).text for one in (page, clerk))
     printed = [parked("show", "PAY-9").err, parked("list", "--search", "PAY-9").err, parked("list", "--key", "P").err]
 
-    also = "Also searched: the outbox, by business key its latest 200 small messages that a handler here"
-    unseen = "Not searched: messages that wait in a queue of RabbitMQ. A message that was handled without being parked"
+    also = "Also searched: the outbox; blocked keys and the messages behind them; waiting retries, by message id; the"
+    unseen = "Not searched: messages that wait in a queue of RabbitMQ, and contents that are not plain text. A message"
     assert [also in text for text in (every, few, *printed)] == [True, False, True, True, True]
     assert [unseen in text for text in (every, few, *printed)] == [True] * 5
 

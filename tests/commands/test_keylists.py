@@ -1,6 +1,7 @@
 """Lists of keys on the command line: the match of each, exactly these, and all but these."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -251,3 +252,15 @@ def test_a_list_says_which_keys_are_a_customers_or_a_correlation_id(tmp_path: Pa
     assert "  not the first key, such as a customer's: CUST-7 (2 messages)\n" in told.err
     assert "  no key, but a correlation id or a number: order-9 (#" in told.err
     assert f"#{two.pk} (#{two.pk} parked)" in told.err
+
+
+def test_copies_of_one_payment_are_told_from_several_payments(tmp_path: Path) -> None:
+    for key, content in (("PAY-1", 7), ("PAY-1", 7), ("PAY-2", 8), ("PAY-2", 9)):
+        record(key=key, content=content)
+    keys = written(tmp_path, "PAY-1\nPAY-2")
+    told = parked("list", "--keys-from", keys).err
+
+    assert [line[:2] for line in parked("keys", keys).lines[1::2]] == [["PAY-1", "copies"], ["PAY-2", "several"]]
+    assert parked("keys", keys, "--json").data["copies"] == ["PAY-1"]
+    assert re.search(r"  copies of one message: PAY-1 \(#\d+ parked, #\d+ parked\)\n", told)
+    assert re.search(r"  found several times: PAY-2 \(#\d+ parked, #\d+ parked\)\n", told)
