@@ -19,8 +19,8 @@ OPERATING = frozenset({
     ("parked.selection", "Selection"),
 })  # fmt: skip
 """The public names of packages without a front."""
-ROOMS = ["messages", "handlers", "publishing", "consumer", "amqp", "parked", "admin", "management"]
-"""The larger packages, whose modules are listed by subject."""
+ROOMS = ["messages", "consumer", "amqp", "parked", "admin"]
+"""The largest packages, whose modules are listed by subject."""
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "django_rmq_retry"
 PAGE = page("architecture.md").read_text()
