@@ -134,7 +134,7 @@ def test_each_documented_setting_has_its_default() -> None:
         [one.strip() for one in row.split("|")[1:-1]]
         for row in re.findall(r"^\| `[A-Z_]+` \|.*", SETTINGS, re.MULTILINE)
     ]
-    written = {row[0].strip("`"): row[2].strip("`") for row in cells if len(row) == 5}
+    written = {row[0].strip("`"): row[1].strip("`") for row in cells if len(row) == 4}
     known = {**vars_of(conf.Settings()), **vars_of(conf.Settings().operators)}
     plain = {name: value for name, value in known.items() if type(value) in (int, float, bool)}
 
