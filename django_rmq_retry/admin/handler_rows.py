@@ -26,6 +26,7 @@ RATES = ("arriving", "leaving")
 COLUMNS = {
     "ready": gettext_lazy("Ready"),
     "waiting": gettext_lazy("Waiting until due"),
+    "behind": gettext_lazy("Behind blocked keys"),
     "quarantine": gettext_lazy("In quarantine"),
     "parked": gettext_lazy("Parked"),
     "unacked": gettext_lazy("Unacked"),
@@ -56,7 +57,7 @@ class HandlerRow:
     @property
     def is_fine(self) -> bool:
         """True if the handler has nothing to do, and there is nothing to say about it."""
-        held = any(self.amounts[name] for name in ("waiting", "quarantine", "parked", "unacked"))
+        held = any(self.amounts[name] for name in ("waiting", "behind", "quarantine", "parked", "unacked"))
         return self.amounts["ready"] == 0 and not held and self.condition in (Condition.RUNNING, Condition.UNKNOWN)
 
     def cells(self, shown: Iterable[str]) -> list[tuple[str, Any, str]]:
@@ -100,6 +101,7 @@ def handler_rows(
     stopped: Mapping[str, StoppedBadge],
     halts: Mapping[str, Problem],
     waiting: Mapping[str, WaitingMessages],
+    behind: Mapping[str, int],
     read: Mapping[str, int],
     current: bool,
 ) -> list[HandlerRow]:
@@ -112,13 +114,14 @@ def handler_rows(
     rows = []
     for home, queues in found.items():
         due, stopping = waiting.get(home, NOTHING_WAITS), stopped.get(home)
-        amounts = _amounts(home, queues, recorded.get(home, 0), kept=(due.count or 0) if due.kept else 0)
+        of_database = {"behind": behind.get(home, 0)} | ({"waiting": due.count or 0} if due.kept else {})
+        amounts = {**_amounts(home, queues, recorded.get(home, 0)), **of_database}
         condition = Condition.of(
             queues,
             stopped=stopping is not None,
             halt=halts.get(home),
             parked=(amounts["parked"] or 0) if current else recorded.get(home, 0),
-            waiting=amounts["waiting"] or 0,
+            waiting=(amounts["waiting"] or 0) + behind.get(home, 0),
             current=current,
         )
         rows.append(
@@ -166,7 +169,7 @@ def _elsewhere(home: str, problem: Problem) -> str:
     return "" if problem.subject == home else problem.subject
 
 
-def _amounts(home: str, queues: Sequence[Judged], recorded: int, *, kept: int) -> Amounts:
+def _amounts(home: str, queues: Sequence[Judged], recorded: int) -> Amounts:
     main = _first(home, queues).level
     amounts: dict[str, float | None] = {name: getattr(main, name) for name in ("ready", "consumers", *RATES)}
     unacked = [one.level.unacked for one in queues if one.level.unacked is not None]
@@ -176,5 +179,4 @@ def _amounts(home: str, queues: Sequence[Judged], recorded: int, *, kept: int) -
         known = [ready for ready in others if ready is not None]
         amounts[name] = sum(known) if known or (main.ready is not None and not others) else None
     amounts["parked"] = (amounts["parked"] or 0) + recorded
-    amounts["waiting"] = kept or amounts["waiting"]
     return amounts

@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.contrib import admin, messages
-from django.db.models import Sum
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
 from django.utils.translation import gettext as _
@@ -29,12 +28,12 @@ from django_rmq_retry.health.condition import (
     waiting_by_home,
     waiting_messages,
 )
-from django_rmq_retry.health.facts import parked_in
+from django_rmq_retry.health.facts import behind_keys, parked_in
 from django_rmq_retry.health.problems import Judged, Limits, Queues, excused, in_halts
 from django_rmq_retry.health.processes import late_handlers_now, lost_since_now, queues_read_now, readers_now
 from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.markup import NOTHING
-from django_rmq_retry.models import BlockedKey, QueueControl
+from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked import queue_pauses
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -72,12 +71,6 @@ def consumers_of(level: Level, readers: Mapping[str, int]) -> str:
 def single_active(levels: Iterable[Level]) -> bool:
     """True if it has to be known how many processes read each queue."""
     return any(one.arguments.get("x-single-active-consumer") is True for one in levels)
-
-
-def behind_keys(queues: Iterable[str]) -> dict[str, int]:
-    """Return how many messages wait behind blocked keys, by queue; one query."""
-    rows = BlockedKey.objects.filter(queue__in=list(queues), waiting__gt=0).order_by()
-    return dict(rows.values_list("queue").annotate(n=Sum("waiting")))
 
 
 def read_if_open(states: Iterable[QueueState]) -> frozenset[str] | None:
@@ -163,7 +156,12 @@ class QueueRow:
     ) -> "QueueRow":
         level, known = found.level if found else None, [found] if found else []
         condition = Condition.of(
-            known, stopped=stopped is not None, halt=halt, current=current, waiting=waiting.count or 0, parked=parked
+            known,
+            stopped=stopped is not None,
+            halt=halt,
+            current=current,
+            waiting=(waiting.count or 0) + behind,
+            parked=parked,
         )
         badges = [(stopped.kind, stopped.sign, stopped.label)] if stopped else []
         if found and condition is Condition.FAULTY:
@@ -209,7 +207,7 @@ class QueueControlAdmin(Pages):
         read = read_if_open(states)
         shown = [one for one in states if asked.casefold() in one.queue.casefold()]
         names = [one.queue for one in shown]
-        parked, behind = parked_in(names), behind_keys(names)
+        parked, behind = parked_in(names), behind_keys()
         readers = readers_now() if single_active(known.levels) else {}
         return self.page(
             request,
@@ -222,7 +220,7 @@ class QueueControlAdmin(Pages):
             unacked=any(one.unacked is not None for one in known.levels),
             waits=any(waiting[name].count for name in names if name in waiting),
             shared=waiting[""].count if "" in waiting else 0,
-            behind=sum(behind.values()),
+            behind=any(name in behind for name in names),
             sees_keys=not refusal(request, "view_key"),
             rows=[
                 QueueRow.of(

@@ -153,6 +153,7 @@ class LiveStatusAdmin(Pages):
             stopped=stopped.badges,
             halts=health.halts,
             waiting=of_queues,
+            behind=known.blocked.by_queue,
             read=readers(known.processes, known.at),
             current=current,
         )
@@ -169,6 +170,7 @@ class LiveStatusAdmin(Pages):
             fine=_table(fine),
             finds=not refusal(request, "view"),
             may_send=not refusal(request, "view_run", "send_waiting"),
+            sees_keys=not refusal(request, "view_key"),
             database_ms=round(known.seconds * 1000),
             blind=_unknown_figures(shown, request) if shown.levels else "",
             **self._needs(health, request),

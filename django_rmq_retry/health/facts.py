@@ -39,6 +39,7 @@ from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import (
     ApprovalRequest,
     Attempt,
+    BlockedKey,
     BlockedMessage,
     ConsumerProcess,
     Declared,
@@ -147,6 +148,8 @@ class BlockedCounts:
     most: int = 0
     """Largest number of messages that wait behind one key."""
     oldest: datetime | None = None
+    by_queue: Mapping[str, int] = field(default_factory=dict)
+    """The messages by the queue from which they came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -540,7 +543,16 @@ def blocked() -> BlockedCounts:
     """Count the messages that wait behind blocked keys."""
     figures = blocked_figures()
     oldest = BlockedMessage.objects.aggregate(oldest=Min("waiting_since"))["oldest"] if figures.waiting else None
-    return BlockedCounts(keys=figures.keys, messages=figures.waiting, most=figures.most, oldest=oldest)
+    by_queue = behind_keys() if figures.waiting else {}
+    return BlockedCounts(
+        keys=figures.keys, messages=figures.waiting, most=figures.most, oldest=oldest, by_queue=by_queue
+    )
+
+
+def behind_keys() -> dict[str, int]:
+    """Return how many messages wait behind blocked keys, by queue; one query."""
+    rows = BlockedKey.objects.filter(waiting__gt=0).order_by()
+    return dict(rows.values_list("queue").annotate(n=Sum("waiting")))
 
 
 def surveyed(timeout: float) -> tuple[Survey | None, str]:

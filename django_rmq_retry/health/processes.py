@@ -110,6 +110,12 @@ class Process:
     """The time from which a vanished process needs nobody, because others read all its queues."""
 
     @property
+    def forgotten_at(self) -> datetime:
+        """The time at which the row of a vanished process is deleted."""
+        least = KEPT_AFTER_A_FAULT if self.row.ended_at else KEPT_EMPTY
+        return self.row.beat_at + (KEPT if self.in_flight else least)
+
+    @property
     def settled_by_others(self) -> bool:
         """True if it vanished, and others do its work."""
         return self.state in (ProcessState.REPLACED, ProcessState.TAKEN_OVER)

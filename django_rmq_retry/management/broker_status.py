@@ -85,10 +85,14 @@ class BrokerStatus:
             [row],
             stopped=stopped,
             halt=halt,
-            waiting=self.waiting.get(queue, 0),
+            waiting=self.waiting.get(queue, 0) + self.behind(row.level),
             parked=self.parked(row.level),
             current=self.stops_known(row),
         )
+
+    def behind(self, level: Level) -> int:
+        """Return the number of messages of a queue that wait behind blocked keys."""
+        return self.survey.blocked.by_queue.get(level.queue, 0) if self.survey else 0
 
     def stops_known(self, row: Judged) -> bool:
         """Return False for a work queue while the database does not tell whether it is paused or halted."""

@@ -152,11 +152,26 @@ def test_what_waits_until_due_and_behind_blocked_keys_has_its_own_columns(
 
     assert "Waiting until due" not in none
     assert "Behind blocked keys" not in none
-    assert f"{QUEUE} Ready 2 Waiting until due 7 Behind blocked keys 5 Parked 0 Consumers 1" in shown.text
+    assert f"{QUEUE} Ready 2 Waiting until due 7 Behind blocked keys 5 Parked 0 Consumers 1 … waiting" in shown.text
+    assert "Waiting until due 7 Behind blocked keys 5" in Page(page.get(STATUS)).text
     assert [row.queue for row, _record in keys.context["rows"]] == [QUEUE, QUEUE]
     viewer = client_of(made.person("viewer", "view_queuecontrol"))
     assert "Behind blocked keys 5" in Page(viewer.get(QUEUES)).text
     assert "5" not in Page(viewer.get(QUEUES)).links
+
+
+def test_an_empty_queue_with_messages_behind_blocked_keys_is_not_called_fine(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a first message on hold, six others waited for it, and the queue was "✓ OK" and folded away."""
+    made.broker_seen(monkeypatch, Level(queue=QUEUE, role=Role.WORK, ready=0, consumers=1))
+    made.blocked_key(queue=QUEUE, waiting=6)
+    status, queues = Page(page.get(STATUS)), Page(page.get(QUEUES))
+
+    assert re.search(rf"{QUEUE} (\w+ )?Ready 0 Behind blocked keys 6 Consumers 1 … waiting", status.text)
+    assert "queue is empty" not in status.text
+    assert f"{QUEUE} Ready 0 Behind blocked keys 6 Parked 0 Consumers 1 … waiting" in queues.text
+    assert status.links["6"] == queues.links["6"] == f"{KEYS}?q={QUEUE}"
 
 
 def test_retries_that_wait_in_their_consumer_are_counted_and_not_offered_to_be_sent(

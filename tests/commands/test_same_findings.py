@@ -16,8 +16,9 @@ from django_rmq_retry.alerts.found import find
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.management.findings import GRADES, Grade
 from django_rmq_retry.management.terminal import utc
-from django_rmq_retry.models import ErrorGroup, ParkedMessage
+from django_rmq_retry.models import ErrorGroup, OutboxMessage, ParkedMessage
 from tests.admin import made
+from tests.admin.looking import Page
 from tests.commands.running import run
 from tests.operators.made import pause_run, record, requeue_run
 from tests.tooling.brokers import disconnect
@@ -92,6 +93,20 @@ def failed_row() -> None:
         made.outgoing(failed_at=timezone.now() - timedelta(hours=hours))
 
 
+def missed_consumer() -> None:
+    """One was killed beside another one, which reads its queue."""
+    made.consumer(host="a", queues=[QUEUE])
+    made.consumer(host="z", seconds=95, queues=[QUEUE])
+
+
+def fewer_consumers() -> None:
+    """Two were told to end and were killed, one was killed long ago, and one does the work of all."""
+    made.consumer(host="a", queues=[QUEUE], started_at=timezone.now() - timedelta(minutes=2))
+    for seconds, stopping in ((95, True), (95, True), (1000, False)):
+        made.consumer(host="z", seconds=seconds, queues=[QUEUE], stopping=stopping, in_flight=[made.in_flight()])
+    parked()
+
+
 def waiting_request() -> None:
     paused_run()
     message = failed(hours=3)
@@ -111,6 +126,8 @@ STATES = [
     (failed_row, [Code.OUTBOX_FAILED]),
     (waiting_request, [Code.PARKED, Code.RUN_HELD, Code.APPROVAL_WAITS]),
     (nothing_consumes, [Code.NO_CONSUMER]),
+    (missed_consumer, [Code.VANISHED]),
+    (fewer_consumers, [Code.PARKED_LONG]),
 ]
 
 
@@ -137,8 +154,33 @@ def test_pages_commands_and_alerts_tell_the_same(
     assert probe.count(";") == len(codes) - 1
 
 
-def test_failed_messages_of_the_outbox_say_since_when() -> None:
+def test_pages_and_commands_count_alike_what_waits_behind_keys_and_was_parked_lately(
+    browser: Client, amqp: BlockingChannel
+) -> None:
+    for queue in (QUEUE, f"{QUEUE}.parked"):
+        amqp.basic_consume(queue, lambda *_delivery: None)
+    made.blocked_key(queue=QUEUE, waiting=6)
+    pages = [Page(browser.get(f"/admin/rmq_retry/{name}/")).text for name in ("livestatus", "queuecontrol")]
+    row, data = next(line for line in run("rmq_status").lines if line[0] == QUEUE), run("rmq_status", "--json").data
+
+    assert "Behind blocked keys 6 Consumers 1 … waiting" in pages[0]
+    assert "Behind blocked keys 6 Parked 0 Consumers 1 … waiting" in pages[1]
+    assert row[-1] == "… waiting"
+    assert data["blocked"]["by_queue"] == {QUEUE: 6}
+
+    now = timezone.now()
+    record(parked_at=now)
+    record(parked_at=now, cycle=2, requeued_at=now - timedelta(minutes=3))
+    tile, told = Page(browser.get("/admin/rmq_retry/livestatus/")).text, run("rmq_status", "--json").data["parked"]
+    assert "Parked in 10 minutes 2 1 new · 1 failed again" in tile
+    assert (told["recent"], told["recent_again"], told["recent_gone"]) == (2, 1, 0)
+
+
+def test_failed_messages_of_the_outbox_say_since_when_and_which_failed_first() -> None:
     failed_row()
+    OutboxMessage.objects.filter(pk=OutboxMessage.objects.latest("pk").pk).update(message_id="LATER")
     [told] = [one for one in run("rmq_status", "--json").data["findings"] if one["area"] == "database"]
+
+    assert "the oldest is 9f3c-7 to queue 'payments.main'" in told["why"]
 
     assert told["since"][:16] == utc(timezone.now() - timedelta(hours=3))[:16]  # type: ignore[index]  # not None
