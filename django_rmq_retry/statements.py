@@ -119,7 +119,10 @@ def insert_found(
     ops, conflict = connections[using].ops, OnConflict.IGNORE if ignore else None
     meta = model._meta  # noqa: SLF001 - documented, in spite of its name
     names = tuple(str(meta.get_field(name).column) for name in columns)  # type: ignore[union-attr]
-    chosen, params = found.query.get_compiler(using=using).as_sql()
+    try:
+        chosen, params = found.query.get_compiler(using=using).as_sql()
+    except EmptyResultSet:
+        return 0
     into = f"{ops.insert_statement(on_conflict=conflict)} {_table_and_columns(using, meta.db_table, names)} {chosen}"
     with connections[using].cursor() as cursor:
         cursor.execute(f"{into} {ops.on_conflict_suffix_sql([], conflict, [], [])}", params)

@@ -34,7 +34,7 @@ from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.edit_many import others_of
 from django_rmq_retry.parked.edited_keys import others_with
-from django_rmq_retry.parked.findings import RequeueFinding, changed
+from django_rmq_retry.parked.findings import changed
 from django_rmq_retry.parked.four_eyes import NO_MESSAGES, UnreadableWish, Wish
 from django_rmq_retry.parked.gated_acts import ACTS
 from django_rmq_retry.parked.items import under_way
@@ -273,12 +273,11 @@ def _left_out(request: HttpRequest, known: ApprovalRequest) -> LeftOut:
 
 def _discard(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Context:
     found = gated_acts.DISCARD.preview(wish, after=known.place)
-    left = RequeueFinding(name="changed", count=found.changed, left_out=True, examples=())
     return {
         "part_of_act": "discard",
         "messages_now": found.discards,
-        **discard_effect(wish.selection, found.discards),
-        "findings": [left] if found.changed else [],
+        **discard_effect(found.rows, found.discards),
+        "findings": [with_seen_examples(request, one) for one in found.findings],
         "under_way": under_way(wish.selection.queryset()),
         "left": _left_out(request, known),
         "sample": sample(request, wish.selection, left_out=changed(wish.selection) | ~Q(state__in=OPEN)),

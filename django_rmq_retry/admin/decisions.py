@@ -5,6 +5,7 @@ from datetime import date, datetime, timedelta
 from typing import Any
 
 from django.contrib import messages
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
@@ -64,7 +65,7 @@ def discarding(pages: Pages, request: HttpRequest, selection: Selection, left: L
         "button": label,
         "count": count,
         "categories": DiscardCategory.choices,
-        **discard_effect(selection, count),
+        **discard_effect(selection.queryset(), count),
     }
     return _decide(pages, request, selection, "discard", change, left=left, **context)
 
@@ -74,11 +75,11 @@ def kept_until() -> date:
     return timezone.localdate() + timedelta(days=settings().operators.resolved_days)
 
 
-def discard_effect(selection: Selection, count: int) -> dict[str, Any]:
+def discard_effect(rows: QuerySet[ParkedMessage], count: int) -> dict[str, Any]:
     """Return what a page says of a discard of so many messages, to the operator and to the second person alike."""
     keys = None
     if count <= MOST_WITH_KEYS_COUNTED:
-        keys = selection.queryset().order_by().exclude(business_key="").values("business_key").distinct().count()
+        keys = rows.order_by().exclude(business_key="").values("business_key").distinct().count()
     return {"count": count, "keys": keys, "until": kept_until()}
 
 

@@ -48,6 +48,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.models.runs import STILL_TO_SEND
 from django_rmq_retry.ordering.keys import blocked_by
+from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.audit import acts_on, log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import editable
@@ -282,10 +283,11 @@ def _buttons(pages: Pages, request: HttpRequest, message: ParkedMessage) -> list
     if not message.open:
         return [export]
     edit = pages.address("parkedmessage_edit", message.pk)
+    held = message.state == State.ON_HOLD
     hold = Button(label=_("Hold…"), address=page_of("parkedmessage_hold"), why=why_not("hold"))
-    if message.state == State.ON_HOLD:
+    if held:
         address = pages.address("parkedmessage_unhold", message.pk)
-        hold = Button(label=_("Take off hold…"), address=address, why=why_not("unhold"))
+        hold = Button(label=_("Take off hold…"), address=address, why=why_not("unhold"), kind="main")
     why_not_edit = why_not("edit") or beyond_forms(message.pk, message.size)
     # A requeue would send nothing before a permanent error is edited away.
     first = still_permanent(message) and not why_not_edit and not editable(message)
@@ -293,15 +295,14 @@ def _buttons(pages: Pages, request: HttpRequest, message: ParkedMessage) -> list
         label=_("Requeue…"),
         address=page_of("requeuerun_preview"),
         why=why_not("requeue"),
-        kind="" if first else "main",
+        kind="" if first or held else "main",
     )
-    changing = Button(label=_("Edit and requeue…"), address=edit, why=why_not_edit, kind="main" if first else "")
-    return [
-        *((changing, requeue) if first else (requeue, changing)),
-        Button(label=_("Discard…"), address=page_of("parkedmessage_discard"), why=why_not("discard")),
-        hold,
-        export,
-    ]
+    changing = Button(
+        label=_("Edit and requeue…"), address=edit, why=why_not_edit, kind="main" if first and not held else ""
+    )
+    sending = (changing, requeue) if first else (requeue, changing)
+    discard = Button(label=_("Discard…"), address=page_of("parkedmessage_discard"), why=why_not("discard"))
+    return [hold, *sending, discard, export] if held else [*sending, discard, hold, export]
 
 
 def _neighbours(message: ParkedMessage) -> dict[str, Any]:
@@ -339,6 +340,8 @@ def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, An
     retries = list(early[:MOST_ACTIONS_SHOWN]) if attempts else []
     about = acts_on([message.pk], runs={item.run_id for item in items} | {retry.run_id for retry in retries})
     actions = list(OperatorAction.objects.filter(about).order_by("-number")[:MOST_ACTIONS_SHOWN])
+    asked: list[Any] = [action.details.get("request") for action in actions if action.action == Action.ASK]
+    requests = list(approvals.requests().filter(pk__in=asked)) if asked else []
     no_traces = refusal(request, "view_traceback", message=message)
     if no_traces:
         for attempt in attempts:
@@ -349,7 +352,7 @@ def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, An
     shown = {
         "items": items,
         "handled": Handled.of(attempts, items),
-        "events": timeline(message, attempts[:MOST_ATTEMPTS_SHOWN], actions, items, retries),
+        "events": timeline(message, attempts[:MOST_ATTEMPTS_SHOWN], actions, items, retries, requests=requests),
         "more_attempts": len(attempts) > MOST_ATTEMPTS_SHOWN,
         "all_attempts": attempts if len(attempts) <= MOST_ATTEMPTS_SHOWN else None,
         "no_traces": no_traces,

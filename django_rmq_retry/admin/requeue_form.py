@@ -27,10 +27,10 @@ from django_rmq_retry.admin.requests import asked_for
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.markup import counted
-from django_rmq_retry.models import ErrorGroup, ItemReason, ParkedMessage, RequeueRun, RunState
+from django_rmq_retry.models import ErrorGroup, ItemReason, ParkedMessage, RequeueRun, RunState, State
 from django_rmq_retry.ordering.keys import blocked_by
 from django_rmq_retry.parked.database import records_alias
-from django_rmq_retry.parked.findings import RequeueReport, RequeueTerms, first_sendable, report
+from django_rmq_retry.parked.findings import RequeueFinding, RequeueReport, RequeueTerms, first_sendable, report
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.items import left_behind, under_way
@@ -109,7 +109,7 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
                 wrong = {"all": str(refused)}
     if wrong.get("all") and not found.sendable:
         wrong["all"] = " ".join([wrong["all"], decided_meanwhile(selection)]).strip()
-    values = _page_values(request, selection, form, found)
+    values = _page_values(pages, request, selection, form, found)
     return pages.page(
         request,
         "requeuerun/preview.html",
@@ -123,7 +123,9 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
     )
 
 
-def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, found: RequeueReport) -> dict[str, Any]:
+def _page_values(
+    pages: Pages, request: HttpRequest, selection: Selection, form: RequeueForm, found: RequeueReport
+) -> dict[str, Any]:
     look = broker_look.look()
     left = found.total - found.under_way or found.total
     title = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", left)
@@ -133,7 +135,6 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
     groups = _groups(selection, found)
     only = selection.queryset().defer("body", "properties").first() if found.total == 1 else None
     seen = [only] if only and not refusal(request, "view", message=only) else []
-    gone = 0 if selection.named else max(selection.count - found.total, 0)
     names = names_of([group for group, _count in groups])
     growing = _growing(groups)
     return {
@@ -158,9 +159,9 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
         "alone": selection.alone,
         "single": selection.alone or found.total == 1,
         "behind": _behind(only) if only else 0,
+        "unhold": _unhold(pages, request, only) if only else "",
         "copies": _copies(request, only) if only else [],
-        "gone": gone,
-        "decisions": decisions_since(selection) if gone else [],
+        "decisions": decisions_since(selection) if any(_is_unexplained(one) for one in others) else [],
         "others": found.sendable - 1,
         "why_not_one": refusal(request, "requeue"),
         "rules_note": rules_note(request, selection),
@@ -172,6 +173,10 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
         "look": look,
         "levels": targets_of(found.queues, look),
     }
+
+
+def _is_unexplained(finding: RequeueFinding) -> bool:
+    return finding.name == "gone" and not finding.examples
 
 
 def _groups(selection: Selection, found: RequeueReport) -> list[tuple[ErrorGroup, int]]:
@@ -210,6 +215,12 @@ def _growing(groups: Sequence[tuple[ErrorGroup, int]]) -> dict[str, Any]:
 def _behind(message: ParkedMessage) -> int:
     """Return how many messages wait behind the only one of a selection, if its ordering key is blocked by it."""
     return blocked_by(message).values_list("waiting", flat=True).first() or 0
+
+
+def _unhold(pages: Pages, request: HttpRequest, message: ParkedMessage) -> str:
+    """Return where the hold of the only message ends: what is on hold is not sent. Empty if the user may not end it."""
+    held = message.state == State.ON_HOLD and not refusal(request, "unhold", message=message)
+    return pages.address("parkedmessage_unhold", message.pk) if held else ""
 
 
 def _copies(request: HttpRequest, message: ParkedMessage) -> list[tuple[ParkedMessage, str]]:

@@ -1,8 +1,9 @@
 """What became of the messages of a requeue run: which failed again and where they are now, and which it left out."""
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import islice
 
 from django.db.models import Count, F, OuterRef, QuerySet, Subquery
 from django.db.models.expressions import Combinable
@@ -12,22 +13,37 @@ from django.utils.translation import gettext as _
 from django_rmq_retry.admin.pages import refusal
 from django_rmq_retry.models import EarlyRetry, ItemReason, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.parked.claims import sent_by_others
+from django_rmq_retry.parked.findings import DECIDED
 from django_rmq_retry.parked.operators import has_own_rules
+from django_rmq_retry.parked.outcome_texts import MOST_DECISIONS, decisions_on, keeps_back, kept_back_by
 
 MOST_ITEMS = 50
 MOST_ERRORS = 10
 MOST_LOOKED_UP = 5000
-SHOWN = ("business_key", "message_id", "error")
+SHOWN = ("business_key", "message_id", "content", "error")
 """The columns of a message that the page of a run needs; the project's rules may read any."""
+MOST_OTHERS = 5
+"""The most other messages that are named because of which some were left out."""
 
 
-class Alike(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Alike:
     """Messages of a run that failed with one error, or were left out for one reason: their number and the first."""
 
     code: str
     text: str
     number: int
-    items: list[RequeueItem]
+    items: Sequence[RequeueItem]
+    """The first of them, but for those below."""
+    decisions: Sequence[tuple[int, str, str]] = ()
+    """What was decided on a few of them: the number, the name and the sentence."""
+    other: ParkedMessage | None = None
+    """The message because of which they were left out."""
+
+    @property
+    def more(self) -> bool:
+        """True if some of them are not named."""
+        return self.number > len(self.items) + len(self.decisions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +106,29 @@ def left_out(request: HttpRequest, run: RequeueRun) -> list[Alike]:
     skipped = RequeueItem.objects.filter(run=run, state=ItemState.SKIPPED)
     counts = skipped.order_by().values_list("skip_code").annotate(count=Count("pk")).order_by("-count")
     found = [(code, count, _first(request, skipped.filter(skip_code=code))) for code, count in counts]
-    return [Alike(code, _reason(run, code, items), count, items) for code, count, items in found]
+    return [part for code, count, items in found for part in _parts(request, run, code, count, items)]
+
+
+def _parts(request: HttpRequest, run: RequeueRun, code: str, count: int, items: list[RequeueItem]) -> Iterator[Alike]:
+    """Yield those left out for one reason: by the message because of which they were, if it was another one."""
+    by_other: dict[int, list[RequeueItem]] = {}
+    others = kept_back_by(run, code, [one.message for one in items])
+    for one in items:
+        other = others.get(one.message_id)
+        if other is not None and not refusal(request, "view", message=other):
+            by_other.setdefault(other.pk, []).append(one)
+    shown = dict(islice(by_other.items(), MOST_OTHERS))
+    known = {other.pk: other for other in others.values()}
+    for pk, some in shown.items():
+        yield Alike(code, keeps_back(run, code, known[pk]), len(some), some, other=known[pk])
+    named = {one.pk for some in shown.values() for one in some}
+    if count > len(named):
+        rest = [one for one in items if one.pk not in named]
+        examples = [(one.message_id, str(one.message)) for one in rest[:MOST_DECISIONS]]
+        decisions = decisions_on(examples) if code in DECIDED else []
+        decided = {pk for pk, _name, _sentence in decisions}
+        rest = [one for one in rest if one.message_id not in decided]
+        yield Alike(code, _reason(run, code, items), count - len(named), rest, decisions)
 
 
 def _first(request: HttpRequest, items: QuerySet[RequeueItem]) -> list[RequeueItem]:

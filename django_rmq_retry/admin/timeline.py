@@ -10,11 +10,24 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from django_rmq_retry import database_clock
 from django_rmq_retry.admin import labels
 from django_rmq_retry.attempts.history import NO_FAILURE, handlings
 from django_rmq_retry.markup import time_span
-from django_rmq_retry.models import Action, Attempt, EarlyRetry, OperatorAction, ParkedMessage, RequeueItem
+from django_rmq_retry.models import (
+    Action,
+    ApprovalRequest,
+    Attempt,
+    EarlyRetry,
+    GatedAct,
+    ItemState,
+    OperatorAction,
+    ParkedMessage,
+    RequestState,
+    RequeueItem,
+)
 from django_rmq_retry.models.parked import reason_text
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.edited_keys import key_change_in
 from django_rmq_retry.parked.links import trace_link
 from django_rmq_retry.parked.operators import refusal
@@ -30,9 +43,11 @@ CHANGED: Mapping[str, Any] = {
     Action.UNHOLD: gettext_lazy("Taken off hold by %(name)s"),
     Action.EDIT: gettext_lazy("Edited by %(name)s"),
     Action.ASK: gettext_lazy("Approval asked for by %(name)s"),
+    Action.APPROVE: gettext_lazy("Approved by %(name)s"),
     Action.REJECT: gettext_lazy("Rejected by %(name)s"),
 }
 """Actions that changed the message's state, or were meant to; a view of the message is not among them."""
+OF_REQUESTS = (Action.ASK, Action.APPROVE, Action.REJECT)
 CLOCK_DIFFERENCE = timedelta(minutes=1)
 """The most by which the clocks of two hosts may differ: a message is parked after the attempt that parked it."""
 EVENT_STEP = timedelta(microseconds=1)
@@ -142,6 +157,8 @@ class TimelineEvent:
     spans: str = ""
     """The address of the attempt's spans in the tracing system."""
     run: int | None = None
+    request: int | None = None
+    """The request for a second person that it is about."""
     open: bool = False
     same: tuple["TimelineEvent", ...] = ()
     """Attempts, newest first, that failed with the error of the attempt above them; each with its wait as text."""
@@ -154,12 +171,15 @@ class TimelineEvent:
 def timeline(
     message: ParkedMessage,
     attempts: Sequence[Attempt],
-    actions: Iterable[OperatorAction],
-    items: Iterable[RequeueItem],
+    actions: Sequence[OperatorAction],
+    items: Sequence[RequeueItem],
     retries: Iterable[EarlyRetry],
+    *,
+    requests: Iterable[ApprovalRequest] = (),
 ) -> list[TimelineEvent]:
     """Return all events; attempts arrive newest first, and only the newest is unfolded."""
     events = [*_own(message, attempts), *_actions(message, actions), *_sent(items, attempts), *_sent_early(retries)]
+    events += [*_left_out(items, actions), *_ended_requests(requests, actions)]
     events += _earlier_parkings(message, attempts)
     again = handlings(attempts)[1:]
     for place, attempt in enumerate(attempts):
@@ -280,6 +300,7 @@ def _actions(message: ParkedMessage, actions: Iterable[OperatorAction]) -> Itera
                 at=action.at,
                 kind="action",
                 title=title,
+                request=action.details.get("request") if action.action in OF_REQUESTS else None,
                 text=" · ".join(filter(None, (changed, labels.action_reason(action)))),
             )
 
@@ -292,6 +313,32 @@ def _sent(items: Iterable[RequeueItem], attempts: Sequence[Attempt]) -> Iterator
             at = min([item.sent_at, *(begin for begin in began if item.sent_at - begin < CLOCK_DIFFERENCE)])
             title = _("Requeued by %(name)s") % {"name": item.run.who}
             yield TimelineEvent(at=at, kind="sent", title=title, text=_run_text(item), run=item.run_id)
+
+
+def _left_out(items: Iterable[RequeueItem], actions: Iterable[OperatorAction]) -> Iterator[TimelineEvent]:
+    """Yield that a run did not send the message, and why; after the approval of the run, if it needed one."""
+    approved = {act.run: act.at + EVENT_STEP for act in actions if act.action == Action.APPROVE and act.run}
+    for item in items:
+        if item.state == ItemState.SKIPPED and item.ended_at and not item.sent_at:
+            at = max(item.ended_at, approved.get(item.run_id, item.ended_at))
+            title, why = _("Left out of the requeue"), str(item.get_skip_code_display())
+            yield TimelineEvent(at=at, kind="spared", title=title, text=why, run=item.run_id)
+
+
+def _ended_requests(requests: Iterable[ApprovalRequest], actions: Sequence[OperatorAction]) -> Iterator[TimelineEvent]:
+    """Yield that a request expired, or that its approved discard left the message out."""
+    discards = {act.details.get("request") for act in actions if act.action == Action.DISCARD}
+    approved = {act.details.get("request"): act.at for act in actions if act.action == Action.APPROVE}
+    now = database_clock.now(records_alias())
+    for one in requests:
+        if one.state == RequestState.WAITING and one.expires_at <= now:
+            title = _("%(request)s expired") % {"request": one}
+            yield TimelineEvent(at=one.expires_at, kind="action", title=title, request=one.pk)
+        left = one.act == GatedAct.DISCARD and one.state == RequestState.DONE and one.pk not in discards
+        if left and one.pk in approved:
+            title = _("Left out of the discard")
+            text = _("It had changed since that was asked for, or a rule of the project forbids it.")
+            yield TimelineEvent(at=approved[one.pk] + EVENT_STEP, kind="spared", title=title, text=text)
 
 
 def _run_text(item: RequeueItem) -> str:

@@ -464,8 +464,15 @@ def _sent_by(survey: Survey) -> str:
 def _asked_for(known: ApprovalCounts) -> Iterator[str]:
     """Yield a sentence on each of the oldest requests for acts on parked messages: these wait for a second person."""
     for request, count in known.of_parked[:MOST_REQUESTS_NAMED]:
-        discard = _("%(request)s is to discard %(number)s of them.")
-        text = discard if request.act == GatedAct.DISCARD else _("%(request)s is to requeue %(number)s of them.")
+        discards = request.act == GatedAct.DISCARD
+        text = _("%(request)s is to requeue %(number)s of them.")
+        if discards:
+            text = _("%(request)s is to discard %(number)s of them.")
+        if count != request.count:
+            # A number here would be neither the one that was asked for, nor the one that its page says is left.
+            text = _("%(request)s is to requeue some of them.")
+            if discards:
+                text = _("%(request)s is to discard some of them.")
         yield text % {"request": request, "number": number(count)}
 
 

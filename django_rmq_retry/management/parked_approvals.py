@@ -125,8 +125,8 @@ def _found(number: int) -> tuple[ApprovalRequest, Wish]:
 def _of_discard(command: RmqCommand, wish: Wish) -> None:
     report_keys(command, wish.selection)
     found = gated_acts.DISCARD.preview(wish)
-    if found.changed:
-        command.say(f"  {found.changed} changed, left out")
+    for one in found.findings:
+        command.say(f"  {one.sentence}, left out")
     command.say(f"Discards {plural(found.discards, 'message')}, which will never be handled.")
 
 

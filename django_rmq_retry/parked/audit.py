@@ -117,12 +117,22 @@ def spans(messages: Collection[int]) -> str:
 
 def _holds(text: object, messages: Collection[int]) -> bool:
     """Return True if a text of ``spans`` contains one of these ids."""
+    return any(first <= one <= last for first, last in _ranges(text) for one in messages)
+
+
+def _ranges(text: object) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last id of each part of a text of ``spans``."""
     for span in text.split() if isinstance(text, str) else ():
         ends = [number_in(end) for end in span.split("-")]
         first, last = ends[0], ends[-1]
-        if first is not None and last is not None and any(first <= one <= last for one in messages):
-            return True
-    return False
+        if first is not None and last is not None:
+            yield first, last
+
+
+def named_by(action: OperatorAction) -> list[tuple[int, int]]:
+    """Return the first and the last id of each part of the messages that an action names."""
+    alone = [] if action.message is None else [(action.message, action.message)]
+    return [*alone, *_ranges(action.details.get(MESSAGES))]
 
 
 def acts_on(messages: Collection[int], *, runs: Collection[int] | None = None) -> Q:

@@ -25,6 +25,7 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.models.parked import OPEN, State
 from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.parked.left_meanwhile import left_meanwhile
 from django_rmq_retry.parked.selection import LISTED, Selection
 from django_rmq_retry.parked.siblings import PERHAPS_DONE, kept_back
 from django_rmq_retry.statements import KEYS_AT_ONCE, one_of, with_one_of
@@ -45,6 +46,11 @@ PERMANENT_REASONS = (Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.INVALID, 
 
 
 FINDING_TEXTS: Mapping[str, Any] = {
+    "gone": ngettext_lazy(
+        "%(count)d of the chosen messages no longer matches the filter",
+        "%(count)d of the chosen messages no longer match the filter",
+        "count",
+    ),
     "resolved": ngettext_lazy("%(count)d is no longer open", "%(count)d are no longer open", "count"),
     "changed": ngettext_lazy(
         "%(count)d was changed since it was chosen", "%(count)d were changed since they were chosen", "count"
@@ -117,7 +123,7 @@ INCLUDABLE = (
     *("late", "unhandled", "duplicates"),
 )
 """The findings that the operator can override."""
-DECIDED = ("resolved", "changed", "on_hold")
+DECIDED = ("gone", "resolved", "changed", "on_hold")
 """The findings on messages about which somebody has decided: a preview says who."""
 
 
@@ -216,6 +222,8 @@ def report(selection: Selection, terms: RequeueTerms | None = None) -> RequeueRe
         for name, condition in shown.items()
         if totals.sums[name]
     ]
+    if gone := max(selection.count - totals.sums["total"], 0):
+        findings.insert(0, _finding("gone", gone, left_meanwhile(selection, totals.sums["total"]), ["gone"]))
     if keys:
         # Search the table of business keys, which has an index: the message's own column has none.
         named = BusinessKey.objects.using(rows.db).filter(value__in=keys).values("message")
@@ -428,6 +436,15 @@ def shared_keys() -> list[str] | None:
 
 def _shared(rows: QuerySet[ParkedMessage]) -> Any:
     return rows.values("business_key").annotate(n=Count("pk")).filter(n__gt=1).order_by("business_key")
+
+
+def discard_findings(selection: Selection, rows: QuerySet[ParkedMessage]) -> list[RequeueFinding]:
+    """Return why a discard of some messages of a request leaves some of them out."""
+    gone, still_open = max(selection.count - selection.queryset().count(), 0), Q(state__in=OPEN)
+    left_out = {"resolved": ~still_open, "changed": still_open & changed(selection)}
+    found = [(name, rows.filter(condition)) for name, condition in left_out.items()]
+    counted = [("gone", gone, rows.none()), *((name, some.count(), some) for name, some in found)]
+    return [_finding(name, count, some, left_out=[name]) for name, count, some in counted if count]
 
 
 def changed(selection: Selection) -> Q:

@@ -18,7 +18,7 @@ from django_rmq_retry.parked.actions import change_slice, discarding, slice_of
 from django_rmq_retry.parked.database import locked_messages
 from django_rmq_retry.parked.edit import Change, Proposal
 from django_rmq_retry.parked.edit_many import EditResult, PathChange
-from django_rmq_retry.parked.findings import RequeueReport, changed, report
+from django_rmq_retry.parked.findings import RequeueFinding, RequeueReport, changed, discard_findings, report
 from django_rmq_retry.parked.four_eyes import Wish
 from django_rmq_retry.parked.operators import (
     NEEDED,
@@ -125,8 +125,10 @@ class EditManyAct(Gated):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscardPreview:
-    changed: int
-    """The number of messages that have changed since it was asked for, and are left out."""
+    findings: Sequence[RequeueFinding]
+    """Why some messages are left out."""
+    rows: QuerySet[ParkedMessage]
+    """Those that are discarded."""
     discards: int
 
 
@@ -135,13 +137,16 @@ class DiscardAct(Gated):
     checks_keys = True
 
     def count_now(self, wish: Wish) -> int:
-        return self.preview(wish).discards
+        return self._meant(wish, wish.selection.queryset()).count()
 
     def preview(self, wish: Wish, *, after: int = 0) -> DiscardPreview:
         """Return what it does with the messages that come after one of them."""
-        rows, since = wish.selection.queryset().filter(pk__gt=after), changed(wish.selection)
-        discards = rows.filter(state__in=OPEN).exclude(since).count()
-        return DiscardPreview(changed=rows.filter(since).count(), discards=discards)
+        rows = wish.selection.queryset().filter(pk__gt=after)
+        meant, findings = self._meant(wish, rows), discard_findings(wish.selection, rows)
+        return DiscardPreview(findings=findings, rows=meant, discards=meant.count())
+
+    def _meant(self, wish: Wish, rows: QuerySet[ParkedMessage]) -> QuerySet[ParkedMessage]:
+        return rows.filter(state__in=OPEN).exclude(changed(wish.selection))
 
     def carry_out(self, approved: Approved) -> None:
         """Let the slices follow, each in a transaction of its own: they may be many."""

@@ -20,7 +20,16 @@ from django.db.models.expressions import Combinable
 from django.db.models.functions import RowNumber
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.models import ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, RunWait
+from django_rmq_retry.models import (
+    ItemReason,
+    ItemState,
+    ParkedMessage,
+    RequeueItem,
+    RequeueRun,
+    RunState,
+    RunWait,
+    State,
+)
 from django_rmq_retry.models.parked import behind
 from django_rmq_retry.models.runs import RUN_COUNTERS
 from django_rmq_retry.parked.database import records_alias, transaction_of
@@ -60,6 +69,29 @@ def postpone(run: RequeueRun, selection: Selection, _terms: RequeueTerms) -> Non
     run.total = run.listing_limit = selection.queryset().count()
     run.wait = RunWait.LISTING
     run.save(update_fields=["total", "wait", "listing_limit"])
+
+
+def add_left(run: RequeueRun, selection: Selection, left: Rows) -> None:
+    """Add the messages that have left a filter since it was shown, each as left out: they were promised, too."""
+    now = database_clock.now(records_alias())
+    sent = When(requeued_at__gte=selection.as_of, then=Value(ItemReason.SENT_BEFORE.value))
+    held = When(state=State.ON_HOLD, then=Value(ItemReason.ON_HOLD.value))
+    values: dict[str, Combinable] = {
+        "item_run": Value(run.pk, IntegerField()),
+        "item_message": F("pk"),
+        "item_place": Value(0, IntegerField()),
+        "item_revision": F("revision"),
+        "item_state": Value(ItemState.SKIPPED.value, CharField()),
+        "item_cycle": Value(0, IntegerField()),
+        "item_skip_code": Case(sent, held, default=Value(ItemReason.RESOLVED.value), output_field=CharField()),
+        "item_ended": Value(now, DateTimeField()),
+    }
+    found = left.annotate(**values).values_list(*values)
+    added = insert_found(RequeueItem, COLUMNS, found, using=records_alias(), ignore=True)
+    run.total, run.skipped = run.total + added, run.skipped + added
+    if run.listing_limit is not None:
+        run.listing_limit, run.listing_count = run.listing_limit + added, run.listing_count + added
+    run.save(update_fields=["causes", "total", "skipped", "listing_limit", "listing_count"])
 
 
 @transaction_of(ParkedMessage)

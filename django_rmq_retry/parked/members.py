@@ -7,12 +7,13 @@ import hashlib
 from collections.abc import Collection
 from typing import Any
 
-from django.db.models import Count, F, PositiveBigIntegerField, QuerySet, Value, Window
+from django.db.models import Count, F, PositiveBigIntegerField, PositiveIntegerField, QuerySet, Value, Window
 from django.db.models.expressions import Combinable
 from django.db.models.functions import RowNumber
 
 from django_rmq_retry.models import ParkedMessage, RequestMember
 from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.parked.left_meanwhile import left_meanwhile
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.statements import insert_found
 
@@ -21,15 +22,27 @@ READ_AT_ONCE = 5000
 
 
 def freeze(request: int, selection: Selection) -> int:
-    """Store the messages that match a filter now as the members of a request; return their number."""
+    """Store the messages that match a filter now as the members of a request; return their number.
+
+    Those that have left the filter since it was shown are members too, and of a revision that none has: whatever
+    becomes of them, they are left out, and named.
+    """
+    count = _insert(request, selection.queryset(), revision=F("revision"))
+    _insert(request, left_meanwhile(selection, count), revision=Value(0, PositiveIntegerField()), after=count)
+    return count
+
+
+def _insert(request: int, rows: QuerySet[ParkedMessage], *, revision: Combinable, after: int = 0) -> int:
+    place = Window(RowNumber(), order_by=[F("parked_at").asc(), F("pk").asc()])
     values: dict[str, Combinable] = {
         "member_of": Value(request, PositiveBigIntegerField()),
-        "member_place": Window(RowNumber(), order_by=[F("parked_at").asc(), F("pk").asc()]),
+        "member_place": place + Value(after, PositiveIntegerField()) if after else place,
         "member_message": F("pk"),
-        "member_revision": F("revision"),
+        "member_revision": revision,
     }
-    found = selection.queryset().order_by().annotate(**values).values_list(*values)
-    return insert_found(RequestMember, COLUMNS, found, using=records_alias())
+    found = rows.order_by().annotate(**values).values_list(*values)
+    # One that leaves between the two statements is a member already.
+    return insert_found(RequestMember, COLUMNS, found, using=records_alias(), ignore=bool(after))
 
 
 def of(request: Any) -> QuerySet[RequestMember]:

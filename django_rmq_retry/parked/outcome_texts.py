@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Case, Q, Subquery, Value, When
+from django.db.models import Case, Exists, OuterRef, Q, Subquery, Value, When
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext
 
@@ -15,6 +15,8 @@ from django_rmq_retry.models import (
     Action,
     ApprovalRequest,
     Attempt,
+    ItemReason,
+    ItemState,
     OperatorAction,
     ParkedMessage,
     RequestState,
@@ -26,6 +28,7 @@ from django_rmq_retry.models.parked import resolution_text
 from django_rmq_retry.parked.audit import acts_on
 from django_rmq_retry.parked.four_eyes import EDITS, selection_of
 from django_rmq_retry.parked.selection import Selection, group_numbers
+from django_rmq_retry.parked.siblings import EITHER, PERHAPS_DONE, SENT
 from django_rmq_retry.policies.verdict import ACK
 from django_rmq_retry.wording import minute, number, second
 
@@ -36,6 +39,8 @@ MOST_HANDLINGS = 5
 MOST_COPIES_SHOWN = 5
 MOST_DECISIONS = 3
 """The most decisions that a preview names."""
+CHANGING = (Action.EDIT, Action.RESTORE, Action.UNHOLD, Action.HOLD)
+"""The actions after which a message is open, and another one than was chosen."""
 DECIDING = (Action.DISCARD, Action.HOLD, Action.REQUEUE)
 
 
@@ -234,19 +239,61 @@ def decisions_since(selection: Selection) -> list[str]:
     if not groups:
         return []
     acts = OperatorAction.objects.filter(group__in=groups, action__in=DECIDING, at__gte=selection.as_of)
-    text = _("{action} by {name}, {when}.")
-    return [
-        text.format(action=act.get_action_display(), name=act.who, when=_minute(act.at))
-        for act in acts.order_by("-number")[:MOST_DECISIONS]
-    ]
+    return [_act_text(act) for act in acts.order_by("-number")[:MOST_DECISIONS]]
 
 
 def decisions_on(examples: Sequence[tuple[int, str]]) -> list[tuple[int, str, str]]:
     """Return what was decided on some of these messages: number, name and sentence of each."""
     some = examples[:MOST_DECISIONS]
     rows = ParkedMessage.objects.defer("body", "properties").in_bulk([pk for pk, _name in some])
-    found = [(pk, name, outcome_of(rows[pk])) for pk, name in some if pk in rows]
+    found = [(pk, name, outcome_of(rows[pk]) or _changed_by(pk)) for pk, name in some if pk in rows]
     return [one for one in found if one[2]]
+
+
+def _changed_by(pk: int) -> str:
+    """Return who last changed an open message; empty if nobody did."""
+    acts = OperatorAction.objects.filter(acts_on([pk], runs=()), action__in=CHANGING)
+    act = acts.order_by("-number").first()
+    return _act_text(act) if act else ""
+
+
+def _act_text(act: OperatorAction) -> str:
+    text = _("{action} by {name}, {when}.")
+    return text.format(action=act.get_action_display(), name=act.who, when=_minute(act.at))
+
+
+def kept_back_by(run: RequeueRun, code: str, messages: Sequence[ParkedMessage]) -> dict[int, ParkedMessage]:
+    """Return for messages that a run left out for another one which that is, as far as it can still be told."""
+    if code == ItemReason.KEY_DISCARDED:
+        keys = {one.business_key for one in messages}
+        discarded = ParkedMessage.objects.filter(PERHAPS_DONE, business_key__in=keys - {""}).order_by("resolved_at")
+        latest = {one.business_key: one for one in discarded.defer("body", "properties")}
+        return {one.pk: latest[one.business_key] for one in messages if one.business_key in latest}
+    if code != ItemReason.COPIES:
+        return {}
+    contents = {one.content for one in messages if one.content is not None}
+    alike = ParkedMessage.objects.filter(has_siblings__in=EITHER, content__in=contents).defer("body", "properties")
+    first = RequeueItem.objects.filter(run=run, message=OuterRef("pk")).exclude(state=ItemState.SKIPPED)
+    goes_first = [
+        When(Exists(first), then=Value(0)),
+        When(SENT, then=Value(1)),
+        When(state=State.PARKED, then=Value(3)),
+    ]
+    ranked = alike.annotate(rank=Case(*goes_first, default=Value(2))).order_by("rank", "pk")
+    others: dict[int | None, list[ParkedMessage]] = {}
+    for other in ranked:
+        others.setdefault(other.content, []).append(other)
+    found = {one.pk: next((o for o in others.get(one.content, ()) if o.pk != one.pk), None) for one in messages}
+    return {pk: other for pk, other in found.items() if other is not None}
+
+
+def keeps_back(run: RequeueRun, code: str, other: ParkedMessage) -> str:
+    """Return what became of the message because of which a run left others out."""
+    if code == ItemReason.KEY_DISCARDED:
+        return _as_other(other)
+    if other.state == State.PARKED and vars(other).get("rank") == 0:
+        return _("A copy of this message goes first in requeue run %(run)s.") % {"run": run.pk}
+    return _as_copy(other)
 
 
 def _second(at: datetime | None) -> str:

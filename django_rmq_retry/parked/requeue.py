@@ -1,10 +1,11 @@
 """Starts requeue runs."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Count
+from django.db.models import Count, QuerySet
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
@@ -16,7 +17,8 @@ from django_rmq_retry.parked.database import records_alias, transaction_of
 from django_rmq_retry.parked.findings import RequeueTerms
 from django_rmq_retry.parked.four_eyes import Wish, require_second
 from django_rmq_retry.parked.key_lists import mark_kept
-from django_rmq_retry.parked.listing import freeze, lists_at_once, postpone
+from django_rmq_retry.parked.left_meanwhile import gone_from, left_meanwhile
+from django_rmq_retry.parked.listing import add_left, freeze, lists_at_once, postpone
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Refused, lacks_reason
 from django_rmq_retry.parked.requeue_options import DEFAULT_OPTIONS, RequeueOptions
 from django_rmq_retry.parked.run_steps import send_run
@@ -78,12 +80,16 @@ def start(
 def _insert_run(run: RequeueRun, selection: Selection, terms: RequeueTerms, actor: Actor) -> RequeueRun:
     using = records_alias()
     run.pk = None
-    run.causes = _causes(selection)
+    run.causes = _causes(selection.queryset())
     if EXCEPT in selection.filter:
         run.excluded = max(selection.undiminished().count() - selection.queryset().count(), 0)
     run.save(using=using, force_insert=True)
     (freeze if lists_at_once(selection) else postpone)(run, selection, terms)
     selection.check(run.total)
+    if gone_from(selection, run.total):
+        left = left_meanwhile(selection, run.total)
+        run.causes = _causes(selection.queryset(), left)
+        add_left(run, selection, left)
     mark_kept(selection.filter)
     facts: dict[str, Any] = {"selection": selection.facts(), "rate": run.rate}
     if lists_at_once(selection):
@@ -108,9 +114,12 @@ def _insert_run(run: RequeueRun, selection: Selection, terms: RequeueTerms, acto
     return run
 
 
-def _causes(selection: Selection) -> list[tuple[int, int]]:
-    rows = selection.queryset().order_by().values_list("group").annotate(count=Count("pk")).order_by("-count", "group")
-    return list(rows[:MOST_CAUSES])
+def _causes(*several: QuerySet[ParkedMessage]) -> list[tuple[int, int]]:
+    counts = Counter[int]()
+    for rows in several:
+        of_groups = rows.order_by().values_list("group").annotate(count=Count("pk")).order_by("-count", "group")
+        counts.update(dict(of_groups[:MOST_CAUSES]))
+    return counts.most_common(MOST_CAUSES)
 
 
 def requeue(

@@ -60,6 +60,8 @@ TOKEN_SECONDS = 3600
 MOST_IDS = 200
 """Largest number of messages named in a token, which is part of URLs; larger selections need a filter."""
 PAGE_MESSAGES = 500
+MOST_DESCRIBED = 10
+"""The most records that a description names."""
 
 
 def queues_with_records() -> set[str]:
@@ -459,7 +461,9 @@ class Selection:
     @property
     def description(self) -> str:
         """A short text for the audit log, with the causes of error groups. That the messages are parked is not said."""
-        some = [", ".join(f"#{pk}" for pk in sorted(self.revisions)[:10])] if self.named else []
+        more = ["…"] if len(self.revisions) > MOST_DESCRIBED else []
+        numbers = [*(f"#{pk}" for pk in sorted(self.revisions)[:MOST_DESCRIBED]), *more]
+        some = [", ".join(numbers)] if self.named else []
         return " · ".join([*some, *(_described(name, value) for name, value in worth_saying(self.filter).items())])
 
 

@@ -15,7 +15,7 @@ BUDGETS = {
     "parkedmessage/?q=shared": 6,
     "parkedmessage/?q=unknown": 16,
     "parkedmessage/newer/?queue=payments.main&since=2026-11-21T03:00:00Z&after=0": 2,
-    "parkedmessage/{message}/change/": 11,
+    "parkedmessage/{message}/change/": 12,
     "errorgroup/": 10,
     "errorgroup/?by=queue": 1,
     "errorgroup/{group}/change/": 20,

@@ -1,5 +1,6 @@
 """Four eyes in the admin: who asks, who approves, what the second person sees, and what nobody sees."""
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -725,3 +726,83 @@ def test_a_request_is_named_as_long_as_it_waits_also_if_no_act_needs_a_second_pe
     shown = page.get(ADMIN + address.format(group=one.group_id, message=one.pk))
 
     assert "ann asks for: Discard 2 messages" in Page(shown).text
+
+
+def payments(count: int, **fields: Any) -> list[ParkedMessage]:
+    """Payments of one cause that is over, the oldest first."""
+    cause, parked_at = made.group(title="GatewayTimeout"), timezone.now() - timedelta(hours=1)
+    times = [parked_at + timedelta(seconds=number) for number in range(count)]
+    return [
+        made.message(cause, business_key=f"PAY-{number}", parked_at=at, **fields) for number, at in enumerate(times)
+    ]
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before it was asked for", "afterwards"])
+@pytest.mark.parametrize("act", ["requeuerun/preview", "parkedmessage/discard"])
+def test_a_request_that_has_shrunk_names_what_is_missing_and_has_one_count(
+    act: str, ann: User, bob: User, page: Client, *, early: bool
+) -> None:
+    """50 were asked for, its lines added to 49, and run, live status and title had three numbers."""
+    some = payments(12)
+    author, second = client_of(ann), client_of(bob)
+    preview = author.get(f"{ADMIN}{act}/?group={some[0].group_id}", follow=True)
+    if early:
+        discard(Selection.of_ids([some[3].pk]), actor_of(bob), category="test")
+    address = place(press(author, preview, "Ask for approval", category="duplicate", reason="the bank is back"))
+    if not early:
+        discard(Selection.of_ids([some[3].pk]), actor_of(bob), category="test")
+    shown, status = Page(second.get(address)), Page(page.get(f"{ADMIN}livestatus/")).text
+    press(second, second.get(address), "Approve")
+    ended = Page(second.get(address)).text
+    request, verb = ApprovalRequest.objects.get(), "Requeue" if "requeue" in act else "Discard"
+
+    assert f"{request}: {verb} 11 messages" in shown.text
+    assert "Messages 11 of 12" in shown.text
+    assert "1 is no longer open \u2013 left out PAY-3 Discarded " in shown.text
+    assert " by bob (Test): it will not be handled." in shown.text
+    assert shown.links["PAY-3"] == f"{ADMIN}parkedmessage/{some[3].pk}/change/"
+    assert f"{request} is to {verb.lower()} some of them." in status
+    assert "Messages 11 of 12" in ended
+    if verb == "Requeue":
+        run = Page(second.get(f"{ADMIN}requeuerun/{request.run}/change/")).text
+        assert "0 of 12 sent" in run
+        assert "Requeue · GatewayTimeout · bank.gateway:post Messages 12" in run
+
+
+def test_a_discard_that_lost_a_message_counts_the_keys_of_the_others(ann: User, bob: User) -> None:
+    some = payments(12)
+    page = client_of(ann).get(f"{ADMIN}parkedmessage/discard/", {"sel": made.selected(*some)})
+    address = place(press(client_of(ann), page, "Ask for approval", category="duplicate"))
+    discard(Selection.of_ids([some[3].pk]), actor_of(bob), category="test")
+    shown = Page(client_of(bob).get(address)).text
+
+    assert "11 messages will never be handled. 11 business keys are affected." in shown
+    assert f"#{some[9].pk}, …" in shown
+
+
+@pytest.mark.parametrize("act", ["requeuerun/preview", "parkedmessage/discard"])
+def test_the_timeline_tells_how_a_request_ended_and_why_it_left_the_message_out(
+    act: str, ann: User, bob: User, page: Client
+) -> None:
+    """It ended with "Approval asked for by ann"."""
+    some = payments(3)
+    author, second = client_of(ann), client_of(bob)
+    preview = author.get(f"{ADMIN}{act}/", {"sel": made.selected(*some)})
+    address = place(press(author, preview, "Ask for approval", category="duplicate", reason="the bank is back"))
+    store(some[1].pk, Actor.of_code("fix"), propose(some[1], text='{"amount": 1.00}'), version=1, reason="amount")
+    press(second, second.get(address), "Approve", remark="phoned")
+    shown = Page(page.get(f"{ADMIN}parkedmessage/{some[1].pk}/change/"))
+    left = "Left out of the requeue · requeue run 1 It was changed after it was chosen."
+    if "discard" in act:
+        left = "Left out of the discard It had changed since that was asked for"
+
+    assert re.search(rf"{re.escape(left)}.* Approved by bob · Request 1 phoned .*Approval asked for by ann", shown.text)
+    assert shown.links["Request 1"] == address
+
+
+def test_the_timeline_tells_that_a_request_expired(ann: User, page: Client) -> None:
+    discarding(client_of(ann))
+    ApprovalRequest.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+    one = ParkedMessage.objects.order_by("pk")[0]
+
+    assert "Request 1 expired" in Page(page.get(f"{ADMIN}parkedmessage/{one.pk}/change/")).text

@@ -75,12 +75,50 @@ def processed(message: ParkedMessage) -> None:
     change(message, state="processed", succeeded_at=timezone.now(), resolved_at=timezone.now())
 
 
+def unconfirmed(message: ParkedMessage) -> None:
+    change(message, unconfirmed=True)
+
+
 def on_hold(message: ParkedMessage) -> None:
     hold(Selection.of_ids([message.pk]), LEAD, until=timezone.now() + timedelta(hours=1))
 
 
 def discarded(message: ParkedMessage, category: str = "handled elsewhere") -> None:
     discard(Selection.of_ids([message.pk]), LEAD, category=category)
+
+
+@pytest.mark.parametrize(
+    ("fate", "said"),
+    [
+        (processed, "A copy of this message was processed "),
+        (on_hold, "A copy of this message is on hold until "),
+        (unconfirmed, "A copy of this message may have been delivered."),
+        (discarded, "Another message with its business key was discarded "),
+    ],
+)
+def test_a_run_names_and_links_the_message_because_of_which_it_left_one_out(
+    page: Client, parked: Parked, fate: Callable[[ParkedMessage], None], said: str
+) -> None:
+    """Four possibilities stood there, and no link."""
+    first, copy = parked(2)
+    fate(first)
+    run = requeue_run([copy.pk])
+    shown = Page(page.get(f"{ADMIN}requeuerun/{run.pk}/change/"))
+
+    assert f"1 {said}" in shown.text
+    assert shown.links[f"#{first.pk}"] == f"{ADMIN}parkedmessage/{first.pk}/change/"
+    assert shown.links[f"#{copy.pk} PAY-7"] == f"{ADMIN}parkedmessage/{copy.pk}/change/"
+    assert "It is a copy of another message" not in shown.text
+
+
+def test_a_copy_that_waits_for_another_one_of_its_run_says_that_this_one_goes_first(
+    page: Client, parked: Parked
+) -> None:
+    first, *copies = parked(3)
+    run = requeue_run([first.pk, *(one.pk for one in copies)])
+    shown = Page(page.get(f"{ADMIN}requeuerun/{run.pk}/change/"))
+
+    assert f"2 A copy of this message goes first in requeue run {run.pk}. #{first.pk}" in shown.text
 
 
 class TestThreeCopiesOfOnePayment:
@@ -96,10 +134,9 @@ class TestThreeCopiesOfOnePayment:
         assert told in Page(preview).text
         assert [one.properties.message_id for one in sent] == [first.message_id]
         assert codes() == [SENT, COPIES, COPIES]
-        assert (
-            "It is a copy of another message"
-            in Page(page.get(f"{ADMIN}requeuerun/{RequeueRun.objects.get().pk}/change/")).text
-        )
+        run_page = Page(page.get(f"{ADMIN}requeuerun/{RequeueRun.objects.get().pk}/change/"))
+        assert "2 A copy of this message was requeued " in run_page.text
+        assert run_page.links[f"#{first.pk}"] == f"{ADMIN}parkedmessage/{first.pk}/change/"
         assert [one.pk for one in ParkedMessage.objects.filter(state="parked").order_by("pk")] == [
             one.pk for one in copies
         ]

@@ -94,6 +94,12 @@ def test_a_message_on_hold_is_left_out_on_its_own_page_too_which_says_who_holds_
     assert f"On hold until {minute(until)}, by bob: bank is closed" in text
     assert "A copy of this message is parked." in text
     assert Page(preview).form_with("Include anyway")
+    assert "Nothing would be sent: see the checks above." in text
+    assert "Requeue 0 messages" not in text
+    assert Page(preview).links["Take off hold…"] == Page(shown).links["Take off hold…"]
+    assert [named["class"] for tag, named in Page(shown).tags if "rmq-main" in named.get("class", "")] == [
+        "rmq-button rmq-main"
+    ]
     assert not RequeueRun.objects.exists()
 
 
@@ -112,14 +118,29 @@ def test_a_preview_says_who_discarded_a_message_meanwhile_and_not_that_it_arrive
 
 def test_a_preview_of_a_group_that_has_shrunk_says_so_and_by_whom(page: Client) -> None:
     cause = made.group()
-    one = made.message(cause)
+    one = made.message(cause, business_key="PAY-1")
     made.message(cause)
     preview = previewed(page, group=cause.pk)
     discard_messages([one.pk], BOB, category="duplicate")
+    again = Page(page.get(preview.redirect_chain[-1][0]))
+
+    assert "1 of the chosen messages no longer matches the filter \u2013 left out PAY-1 Discarded " in again.text
+    assert " by bob (Duplicate): it will not be handled." in again.text
+    assert again.links["PAY-1"] == f"/admin/rmq_retry/parkedmessage/{one.pk}/change/"
+    assert "no longer match" not in Page(preview).text
+    assert Page(press(page, preview, "Requeue 2 messages")).text.count("1 left out") == 2
+
+
+def test_a_preview_says_by_whom_its_group_has_shrunk_if_it_cannot_tell_which_messages_left(page: Client) -> None:
+    cause = made.group()
+    one = made.message(cause, business_key="PAY-1")
+    made.message(cause)
+    preview = previewed(page, group=cause.pk)
+    discard_messages([one.pk], BOB, category="duplicate")
+    ParkedMessage.objects.filter(pk=one.pk).delete()
     again = Page(page.get(preview.redirect_chain[-1][0])).text
 
-    assert "1 of the chosen messages no longer matches the filter. Discard by bob" in again
-    assert "no longer match" not in Page(preview).text
+    assert "1 of the chosen messages no longer matches the filter \u2013 left out · Discard by bob" in again
 
 
 def test_the_preview_changes_nothing_and_can_be_shared(page: Client, sent: list[Message]) -> None:

@@ -11,6 +11,9 @@ from django.utils.translation import override
 
 from django_rmq_retry import Message
 from django_rmq_retry.models import ItemReason, ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, RunWait
+from django_rmq_retry.parked.actions import hold
+from django_rmq_retry.parked.edit import propose
+from django_rmq_retry.parked.edit import store as store_edit
 from django_rmq_retry.parked.key_lists import list_filter, store
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.run_steering import stop_run
@@ -535,3 +538,33 @@ def test_the_list_of_runs_names_who_started_each_on_a_narrow_screen_too(page: Cl
     run_of()
 
     assert "By ann" in Page(page.get(RUNS)).text
+
+
+def test_a_run_of_a_preview_that_had_shrunk_names_who_took_which_message_out(page: Client) -> None:
+    """It said "9 of 9 sent, 0 left out" of ten that were shown; ticked messages and approvals told it."""
+    cause = made.group()
+    some = [made.message(cause, business_key=f"PAY-{number}") for number in range(4)]
+    chosen = Selection.of_filter({"group": cause.pk, "state": ["parked"]})
+    discard_messages([some[0].pk], BOB, category="duplicate")
+    hold(Selection.of_ids([some[1].pk]), BOB, until=timezone.now() + timedelta(hours=1), reason="bank asks to wait")
+    run = drive_run(requeue_run(chosen, reason="the bank is back"))
+    answer = page.get(f"{RUNS}{run.pk}/change/")
+    whole = Page(answer)
+
+    assert "2 of 4 sent" in whole.text
+    assert "2 left out" in whole.text
+    assert re.search(r"1 It is no longer open.* PAY-0 Discarded \S+ by bob \(Duplicate\)", whole.text)
+    assert re.search(r"1 It is on hold\. .*PAY-1 On hold until \S+, by bob: bank asks to wait", whole.text)
+    assert whole.links["PAY-0"] == f"/admin/rmq_retry/parkedmessage/{some[0].pk}/change/"
+    assert answer.content.decode().count("…</p>") == 0
+
+
+def test_a_run_names_who_edited_a_message_that_it_left_out(page: Client, settings: Any) -> None:
+    operating(settings, EDITABLE={"*": True})
+    cause = made.group()
+    some = [made.message(cause, business_key=f"PAY-{number}") for number in range(2)]
+    run = requeue_run([one.pk for one in some])
+    store_edit(some[0].pk, BOB, propose(some[0], text="{}"), version=1, reason="amount")
+    drive_run(run)
+
+    assert re.search(r"1 It was changed after it was chosen\. .*PAY-0 Edit by bob, ", shown(page, run))
