@@ -40,6 +40,7 @@ from django_rmq_retry.models import (
     RunWait,
 )
 from django_rmq_retry.models.runs import MIN_OUTCOMES
+from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.items import MOST_UNSENT_COUNTED, OUTCOME_LIMIT, unsent_of_stopped
 from django_rmq_retry.parked.key_lists import keys_of, unmatched
@@ -142,6 +143,7 @@ class RequeueRunAdmin(Pages):
         # Drivers without a connection pass the run round, so that one with a connection can have it.
         passed_round = run.wait == RunWait.BROKER_AWAY
         undriven = driven and (passed_round or run.leased_until is None or run.leased_until < now)
+        sees_requests = not refusal(request, "view_request")
         seen, left_out = broker_look.glimpse(), _keys_left_out(request, run)
         failures = run_outcomes.failures(request, run)
         away, unattended = waits_for_broker(run, seen), driven and not any_alive()
@@ -176,6 +178,8 @@ class RequeueRunAdmin(Pages):
             waiting=run.sent - run.processed - run.failed,
             buttons=self._buttons(request, run, failures),
             took=_took(run),
+            asked=approvals.requests().filter(run=run.pk).first() if run.approved_by and sees_requests else None,
+            outages=[(begun, ended, (ended - begun).total_seconds()) for begun, ended in run.ended_outages],
             left_out=left_out,
             unmatched=_unmatched(request, left_out) if left_out else (),
             failures=failures,

@@ -679,6 +679,7 @@ class Migration(migrations.Migration):
                         verbose_name="reason for waiting",
                     ),
                 ),
+                ("outages", models.JSONField(blank=True, editable=False, null=True)),
                 ("note", models.CharField(blank=True, max_length=255, verbose_name="note")),
                 ("created_at", models.DateTimeField(verbose_name="created")),
                 ("by", models.CharField(max_length=150, verbose_name="by")),

@@ -13,6 +13,8 @@ from django_rmq_retry.models.parked import ParkedMessage
 
 MIN_OUTCOMES = 5
 """Smallest number of outcomes for which the share of failures is meaningful."""
+MOST_OUTAGES = 5
+"""The latest outages of the broker that a run keeps."""
 SILENT_AFTER = timedelta(seconds=30)
 """The time without a driver's heartbeat after which a run that should send stands still."""
 
@@ -114,6 +116,8 @@ class RequeueRun(models.Model):
     state = models.CharField(_("state"), max_length=10, choices=RunState.choices, default=RunState.RUNNING)
     wait = models.CharField(_("reason for waiting"), max_length=16, choices=RunWait.choices, blank=True)
     """The reason that it sends nothing now, or that it paused itself."""
+    outages = models.JSONField(null=True, blank=True, editable=False)
+    """When it waited for the broker, the latest last: the begin and the end of each, which is null while it does."""
     note = models.CharField(_("note"), max_length=255, blank=True)
     """The operator's reason for the pause or the stop, or what the broker said."""
     created_at = models.DateTimeField(_("created"))
@@ -258,6 +262,28 @@ class RequeueRun(models.Model):
         if self.state == RunState.STOPPED:
             why = str(STOOD_STILL.get(self.wait, why))
         return " ".join(filter(None, (why, self.note)))
+
+    def waits(self, wait: str, now: datetime) -> dict[str, Any]:
+        """Give it another reason to wait, or none, and return the columns that change."""
+        away, self.wait = self.wait == RunWait.BROKER_AWAY, wait
+        if away == (wait == RunWait.BROKER_AWAY):
+            return {"wait": wait}
+        known = self.outages or []
+        if away and known:
+            known = [*known[:-1], [known[-1][0], now.isoformat()]]
+        elif not away:
+            known = [*known, [now.isoformat(), None]][-MOST_OUTAGES:]
+        self.outages = known
+        return {"wait": wait, "outages": known}
+
+    @property
+    def ended_outages(self) -> list[tuple[datetime, datetime]]:
+        """When it waited for the broker, the latest last."""
+        return [
+            (datetime.fromisoformat(begun), datetime.fromisoformat(ended))
+            for begun, ended in self.outages or []
+            if ended
+        ]
 
     def end_listing(self) -> None:
         """End the listing where it is: a message without an item is no longer part of the requeue run."""

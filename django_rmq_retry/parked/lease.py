@@ -47,8 +47,7 @@ class RunLease:
     def note_wait(self, run: RequeueRun, wait: RunWait | None) -> None:
         """Store the reason that the run sends nothing now; None if it sends."""
         if run.wait != (wait or ""):
-            run.wait = wait or ""
-            self.change(wait=run.wait)
+            self.change(**run.waits(wait or "", database_clock.now(records_alias())))
 
     def _rows(self) -> QuerySet[RequeueRun]:
         return RequeueRun.objects.using(records_alias()).filter(pk=self.run_id)

@@ -84,6 +84,8 @@ def _change_run(
         text = _("Nothing was changed. Requeue run %(run)s has another state now: %(state)s.")
         raise Outdated(text % {"run": run_id, "state": known.get_state_display()})
     before = {name: getattr(known, name) for name in changes if name in ("rate", "state", "canary")}
+    if "wait" in changes:
+        changes |= known.waits(changes["wait"], database_clock.now(records_alias()))
     if changes.get("canary_since"):
         # A driver that was killed could not note the time. What it had sent is no later than now.
         lost = known.items.using(records_alias()).filter(sent_at=None).exclude(state__in=UNDATED)

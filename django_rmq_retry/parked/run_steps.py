@@ -6,7 +6,7 @@ A driver may be killed anywhere: its lease expires, and the next driver continue
 import threading
 import time
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from django.db.models import Q
 
@@ -119,7 +119,7 @@ class RunSteps:
             return RECHECK_SECONDS
         if run.state == RunState.PLANNED:
             now = database_clock.now(records_alias())
-            self._lease.change(state=RunState.RUNNING, wait="", started_at=now, **restart_rate())
+            self._lease.change(state=RunState.RUNNING, started_at=now, **run.waits("", now), **restart_rate())
             return 0.0
         return self._slice(run, self._sender)
 
@@ -161,11 +161,11 @@ class RunSteps:
     def _guard_pause(self, run: RequeueRun) -> float | None:
         """Return the seconds to wait if the guard or the canary stops the rest; None if neither does."""
         if run.guard_exceeded:
-            self._lease.change(state=RunState.PAUSED, wait=RunWait.GUARD)
+            self._lease.change(state=RunState.PAUSED, **self._waits(run, RunWait.GUARD))
             return SLICE_SECONDS
         wait, final = canary_wait(run)
         if wait:
-            self._lease.change(wait=wait, **({"state": RunState.PAUSED} if final else {}))
+            self._lease.change(**self._waits(run, wait), **({"state": RunState.PAUSED} if final else {}))
             return SLICE_SECONDS
         if final and (run.canary_since is not None or run.wait == RunWait.CANARY_WAITS):
             # The wait for the canary says nothing about the rate of the others.
@@ -174,6 +174,9 @@ class RunSteps:
         if run.wait == RunWait.CANARY_WAITS:
             self._lease.note_wait(run, None)
         return None
+
+    def _waits(self, run: RequeueRun, wait: RunWait) -> dict[str, Any]:
+        return run.waits(wait, database_clock.now(records_alias()))
 
     def _advance(self) -> float | None:
         state = advance(self.run_id, self._lease.driver)

@@ -540,6 +540,16 @@ def test_the_list_of_runs_names_who_started_each_on_a_narrow_screen_too(page: Cl
     assert "By ann" in Page(page.get(RUNS)).text
 
 
+def test_a_run_tells_from_when_to_when_it_waited_for_the_broker(page: Client) -> None:
+    begun = timezone.now() - timedelta(minutes=5)
+    ended, later = begun + timedelta(seconds=40), begun + timedelta(minutes=2)
+    run = run_of(outages=[[begun.isoformat(), ended.isoformat()], [later.isoformat(), None]])
+    times = " \u2013 ".join(f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S}" for at in (begun, ended))
+
+    assert f"Waited for the broker {times} · 40 s" in shown(page, run)
+    assert "Waited for the broker" not in shown(page, run_of())
+
+
 def test_a_run_of_a_preview_that_had_shrunk_names_who_took_which_message_out(page: Client) -> None:
     """It said "9 of 9 sent, 0 left out" of ten that were shown; ticked messages and approvals told it."""
     cause = made.group()

@@ -504,6 +504,24 @@ class TestBroker:
 
         assert (now(run).state, now(run).sent, now(run).wait) == (RunState.RUNNING, 1, "")
 
+    @pytest.mark.usefixtures("wired")
+    @pytest.mark.parametrize("paused", [False, True])
+    def test_a_run_keeps_from_when_to_when_it_waited_for_the_broker(self, *, paused: bool) -> None:
+        """A run that an outage had held up for 40 s said nothing of it afterwards."""
+        run, targets, before = started(2, max_depth=3), Targets(None, answers=False), timezone.now()
+        one = driver_of(run, targets=targets)
+        one.step()
+        during = now(run)
+        if paused:
+            pause_run(run.pk, ANN)
+            resume_run(run.pk, ANN)
+        targets.reachable, targets.depth = True, 0
+        one.step()
+        [[begun, ended]] = now(run).ended_outages
+
+        assert (during.wait, during.ended_outages, len(during.outages or [])) == (RunWait.BROKER_AWAY, [], 1)
+        assert before <= begun < ended <= timezone.now()
+
     def test_a_run_resumes_by_itself_when_the_broker_is_back(
         self, away: None, settings: Any, broker_url: str, amqp: BlockingChannel
     ) -> None:
