@@ -39,7 +39,7 @@ from django_rmq_retry.parked.four_eyes import NO_MESSAGES, UnreadableWish, Wish
 from django_rmq_retry.parked.gated_acts import ACTS
 from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.operators import Actor, NotAllowed, Refused
-from django_rmq_retry.parked.outcome_texts import standing
+from django_rmq_retry.parked.outcome_texts import became_of, standing
 from django_rmq_retry.parked.selection import MOST_IDS, Selection, group_numbers, number_in
 
 MOST_DECIDED = 50
@@ -157,8 +157,11 @@ class ApprovalRequestAdmin(Pages):
             wish, unreadable = Wish(act=GatedAct(known.act)), str(error)
         waits, mine = known.waits(now), _is_mine(request, known)
         stuck = known.state == RequestState.APPROVED
+        why_not = approvals.why_not(known, Actor.of_request(request)) if waits or stuck else ""
         shown = _SHOWN[known.act](request, known, wish) if (waits or stuck) and not unreadable else {}
         some = shown.get("messages_now", _count_done(known)) if waits else _count_done(known)
+        if waits and not why_not and not shown.get("messages_now", 1):
+            why_not = _("Nothing of it is left to do. Reject it.")
         what, change = act_and_change(request, known)
         title = _("%(request)s: %(act)s")
         return self.page(
@@ -169,7 +172,8 @@ class ApprovalRequestAdmin(Pages):
             known=known,
             some=some,
             destroys=known.act in (GatedAct.DISCARD, GatedAct.DISCARD_OUTBOX),
-            state=standing(known, known.state_at(now)),
+            state=known.state_at(now) if known.run else standing(known, known.state_at(now)),
+            became=became_of(known) if known.run else "",
             what=what,
             change=change,
             waits=waits,
@@ -179,7 +183,7 @@ class ApprovalRequestAdmin(Pages):
             group=_group(request, wish),
             reason=known.reason_in_words,
             seen=approvals.mark(known) if waits or stuck else "",
-            why_not=unreadable or (approvals.why_not(known, Actor.of_request(request)) if waits or stuck else ""),
+            why_not=unreadable or why_not,
             why_not_reject="" if mine else refusal(request, "approve"),
             wrong={"all": wrong} if wrong else {},
             typed=request.POST,

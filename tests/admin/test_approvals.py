@@ -806,3 +806,28 @@ def test_the_timeline_tells_that_a_request_expired(ann: User, page: Client) -> N
     one = ParkedMessage.objects.order_by("pk")[0]
 
     assert "Request 1 expired" in Page(page.get(f"{ADMIN}parkedmessage/{one.pk}/change/")).text
+
+
+def test_a_run_and_its_request_link_each_other(ann: User, bob: User) -> None:
+    address = requeueing(client_of(ann))
+    second = client_of(bob)
+    run = Page(press(second, second.get(address), "Approve"))
+    request = Page(second.get(address))
+
+    assert run.links["Request 1"] == address
+    assert request.links["requeue run 1"] == f"{ADMIN}requeuerun/1/change/"
+    assert "requeue run 1 : Sending, 0 of 2 sent, 0 processed, 0 failed again" in request.text
+    assert "Approved and carried out" in request.text
+
+
+@pytest.mark.parametrize("asking", [discarding, requeueing])
+def test_a_request_of_which_nothing_is_left_has_no_button_that_approves_nothing(
+    asking: Asking, ann: User, bob: User
+) -> None:
+    address = asking(client_of(ann))
+    discard(Selection.of_ids(ParkedMessage.objects.values_list("pk", flat=True)), Actor.of_code("job"), category="test")
+    shown = Page(client_of(bob).get(address))
+
+    assert "Nothing of it is left to do. Reject it." in shown.text
+    assert [words for form in shown.forms for _name, _value, words in form.buttons if words.startswith("Approve")] == []
+    assert shown.form_with("Reject")
