@@ -456,6 +456,17 @@ class IoServices(SelectorIOServicesAdapter):
         self.connection.bytes_received += size
         self.connection.frames_received += frames
 
+    def getaddrinfo(self, host: Any, port: Any, on_done: Callable[[Any], None], *args: int, **named: int) -> Any:
+        """Look the host up as pika does, in a new thread, or in this one if none can be started.
+
+        None can at a limit of the system and, in Python 3.12.0 and 3.12.1, once the process has begun to exit.
+        """
+        try:
+            return super().getaddrinfo(host, port, on_done, *args, **named)
+        except RuntimeError:
+            named["type"] = named.pop("socktype", 0)
+            return self.call_later(0, lambda: on_done(_found(host, port, *args, **named)))
+
     def connect_socket(
         self, sock: socket.socket, resolved_addr: tuple[str, int], on_done: Callable[[BaseException | None], None]
     ) -> Any:
@@ -491,3 +502,10 @@ class IoServices(SelectorIOServicesAdapter):
             sock.close()
             return error
         return transport, protocol.inner
+
+
+def _found(*where: Any, **options: Any) -> list[Any] | Exception:
+    try:
+        return socket.getaddrinfo(*where, **options)
+    except (OSError, UnicodeError) as error:
+        return error

@@ -54,6 +54,22 @@ def test_reconnect_waits_grow_with_jitter_up_to_a_limit(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_connection_opens_though_no_thread_can_look_its_host_up(
+    broker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.12.0 and 3.12.1 start no thread once the process has begun to exit."""
+
+    def start(_timer: object) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr("threading.Timer.start", start)
+    with linked([broker_url.replace("127.0.0.1", "nowhere.invalid"), broker_url]) as told:
+        wait_until(lambda: told.opened)
+
+    assert len(told.lost) == 1
+
+
+@pytest.mark.usefixtures("quick")
 def test_only_a_healthy_session_resets_the_reconnect_wait(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.uniform", lambda _low, high: high)
     with between(broker_url) as line, linked(line.url) as told:
