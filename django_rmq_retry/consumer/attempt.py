@@ -130,7 +130,7 @@ class AttemptPipeline:
             self._decline(state, None, park(Reason.UNDECODABLE_HEADERS, str(error), ErrorNote.of(error)))
             return None
         if subscription is None:
-            self._decline(state, None, no_handler(state.delivery))
+            self._decline(state, None, no_handler(state.delivery, self._work_queues[state.arrival.queue]))
             return None
         if not state.without_headers:
             if state.delivery.redelivered and self._isolate(state, subscription):

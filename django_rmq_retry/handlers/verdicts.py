@@ -1,6 +1,6 @@
 """The verdicts that do not come from a policy: on messages that are not attempted, or whose verdict is not feasible."""
 
-from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.deaths import counts_losses_only, returns
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import ROOM_BYTES
@@ -57,12 +57,18 @@ def lost_by_auto_ack(verdict: Verdict) -> Verdict:
     return lost(verdict.detail or verdict.error, verdict.error)
 
 
-def no_handler(delivery: Delivery) -> Verdict:
-    kind = f" of type {delivery.type!r}" if delivery.type else ""
-    return park(
-        Reason.UNHANDLED,
-        f"No handler of queue {delivery.queue!r} takes a message{kind} with the routing key {delivery.routing_key!r}.",
-    )
+def no_handler(delivery: Delivery, work_queue: WorkQueue) -> Verdict:
+    """Return the verdict on a message that no handler takes; it names what their conditions compare."""
+    matches = [subscription.match for subscription in work_queue.subscriptions]
+    untyped = " without a type" if any(one.type for one in matches) else ""
+    kind = f" of type {delivery.type!r}" if delivery.type else untyped
+    headers = delivery.headers
+    names = dict.fromkeys(name for one in matches for name in one.headers)
+    with_ = [f"the header {name}={headers[name]!r:.80}" if name in headers else f"no header {name}" for name in names]
+    if any(one.routing_key for one in matches):
+        with_.append(f"the routing key {delivery.routing_key!r}")
+    text = f"{kind} with {' and '.join(with_)}" if with_ else kind
+    return park(Reason.UNHANDLED, f"No handler of queue {delivery.queue!r} takes a message{text}.")
 
 
 def unsettled(broken: Exception, verdict: Verdict) -> Verdict:

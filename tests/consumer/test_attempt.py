@@ -171,6 +171,25 @@ def test_a_message_that_no_handler_takes_is_parked_with_that_reason() -> None:
     assert bench.book.notes[0].subscription is None
 
 
+@pytest.mark.parametrize(
+    ("match", "sent", "said"),
+    [
+        (Match(type="charge"), {"type": "refund"}, " of type 'refund'."),
+        (Match(type="charge"), {}, " without a type."),
+        (Match(routing_key="pay.#"), {"routing_key": "post"}, " with the routing key 'post'."),
+        (Match(headers={"task": "pay"}), {"headers": {"task": "post"}}, " with the header task='post'."),
+        (Match(headers={"task": "pay", "v": 2}), {"headers": {"v": 2}}, " with no header task and the header v=2."),
+    ],
+)
+def test_the_reason_of_a_message_without_handler_names_what_was_compared(
+    match: Match, sent: dict[str, Any], said: str
+) -> None:
+    bench = Bench(match=match)
+    bench.settle(delivery(**sent))
+
+    assert bench.book.notes[0].verdict.detail == f"No handler of queue 'payments' takes a message{said}"
+
+
 @pytest.mark.parametrize("match", [Match(), Match(type="charge")])
 def test_messages_without_id_parked_together_get_different_copies(match: Match) -> None:
     chances = iter((0.0, 0.25, 0.5, 0.75))
