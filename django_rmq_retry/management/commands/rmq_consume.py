@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings as project
 from django.core.management.base import CommandError, CommandParser
 from django.utils import autoreload
 
@@ -116,6 +117,11 @@ class Command(RmqCommand):
         row = row if shown else None
         if plan is not None:
             warn_of_drift(plan)
+            if not project.DEBUG:
+                log.warning(
+                    "This is the embedded broker, which is for development, and DEBUG is off. Set RMQ_RETRY['URL'].",
+                    extra={"event": "embedded"},
+                )
         lines = shown and self.stdout.isatty() and not json_logs
         if options["reload"]:
             autoreload.run_with_reloader(self._reloadable, start, row, lines=lines)

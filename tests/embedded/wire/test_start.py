@@ -127,6 +127,18 @@ def test_a_consumer_reports_a_restored_queue_with_an_older_definition(folder: Pa
     assert "manage.py rmq_declare --recreate payments.charge" in out
 
 
+@pytest.mark.parametrize("debug", [True, False])
+def test_a_consumer_without_debug_warns_of_the_embedded_broker(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, debug: bool
+) -> None:
+    monkeypatch.setenv("DEBUG", str(debug))
+    with command(folder, "rmq_consume", "--burst") as process:
+        out, _ = process.communicate(timeout=60)
+
+    assert ("This is the embedded broker, which is for development, and DEBUG is off." in out) is not debug
+    assert process.returncode == 0
+
+
 def test_a_consumer_restarts_a_killed_broker_with_its_messages(folder: Path) -> None:
     with command(folder, "rmq_consume"):
         wait_until(lambda: running(folder), what="the broker")
