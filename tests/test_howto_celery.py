@@ -36,6 +36,7 @@ CELERY = """
 import os
 
 from celery import Celery
+from tests.shop.notes import note
 
 app = Celery("bank", broker=os.environ["RMQ_URL"])
 app.set_default()
@@ -43,6 +44,10 @@ app.set_default()
 @app.task(name="payments.tasks.report")
 def report():
     pass
+
+@app.task(name="payments.tasks.receipt")
+def receipt(payment):
+    note(f"receipt {payment}")
 
 if "WITHOUT_TASK" not in os.environ:
     from payments.tasks import charge
@@ -140,6 +145,31 @@ def test_a_celery_bridge_passes_each_call_by_name_to_the_handler(bank: Bank) -> 
         assert consumer.code() == 0
 
     assert bank.noted() == ["charge 3"]
+
+
+def test_a_bridge_in_a_chain_starts_the_next_task_too_early(bank: Bank) -> None:
+    bank.written(tasks=example(TASK, "self.request.id"))
+    bank.written(bank=f"import django\n\ndjango.setup()\n{CELERY}")
+    bank.declared()
+    with bank.worker():
+        bank.celery_sends("(charge.si(5) | receipt.s()).delay()")
+        wait_until(bank.noted)
+
+    assert bank.noted() == ["receipt None"]
+
+
+def test_a_handler_calls_the_task_that_stays_in_celery(bank: Bank) -> None:
+    bank.written(handlers=example('task="payments.tasks.receipt"'))
+    bank.declared()
+    message = bank.folder / "payment.json"
+    message.write_text('{"payment": 5}')
+    with bank.worker(), bank.running("rmq_consume", "payments.charge") as consumer:
+        bank.run("rmq_publish", "--handler", "payments.handlers.charge", str(message))
+        wait_until(lambda: len(bank.noted()) == 2)
+        consumer.signal()
+        assert consumer.code() == 0
+
+    assert bank.noted() == ["charge 5", "receipt 5"]
 
 
 def test_a_celery_worker_without_the_task_discards_its_message(bank: Bank, amqp: BlockingChannel) -> None:

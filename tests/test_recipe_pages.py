@@ -97,6 +97,21 @@ def test_a_cron_job_that_runs_three_times_has_its_effect_once(rmq: RmqTest, reci
     assert outcomes(rmq, names["write_statements"]) == ["ack"]
 
 
+@pytest.mark.django_db
+def test_a_chain_whose_first_step_runs_twice_has_its_second_effect_once(rmq: RmqTest) -> None:
+    [chain] = [block.text for block in blocks(page("celery.md")) if "def receipt" in block.text]
+    names: dict[str, Any] = {"__name__": "payments.handlers"}
+    with readers_project(), isolated_handlers():
+        exec(chain, names)  # noqa: S102 - our own page
+        rmq.fail_next(names["charge"], "crash before ack")
+        names["charge"].publish({"payment": 7})
+        rmq.drain()
+
+        assert names["charge_at_bank"].call_args_list == [((7,), {"idempotency_key": "charge-7"})] * 2
+        assert len(rmq.published(names["receipt"])) == 2
+        names["send_receipt"].assert_called_once_with(7)
+
+
 def test_a_retry_keeps_the_priority_of_its_message(rmq: RmqTest, recipe: Recipe) -> None:
     send_mail = recipe("priorities.md")["send_mail"]
     rmq.fail_next(send_mail, ValueError("the server is busy"))
