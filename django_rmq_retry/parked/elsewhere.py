@@ -83,8 +83,9 @@ class Elsewhere:
 
 def _not_found() -> str:
     return _(
-        "Not searched: messages that wait in a queue of RabbitMQ, and contents that are not plain text. A message that "
-        "was handled without being parked is not stored here. So it may have come although it is not found."
+        "Not searched: messages that wait in a queue of RabbitMQ, and contents beyond their first 16 KB or that are "
+        "not plain text. A message that was handled without being parked is not stored here. So it may have come "
+        "although it is not found."
     )
 
 

@@ -250,7 +250,7 @@ def test_a_search_says_where_it_did_not_look_and_what_leaves_no_record(page: Cli
     printed = [parked("show", "PAY-9").err, parked("list", "--search", "PAY-9").err, parked("list", "--key", "P").err]
 
     also = "Also searched: the outbox; blocked keys and the messages behind them; waiting retries, by message id; the"
-    unseen = "Not searched: messages that wait in a queue of RabbitMQ, and contents that are not plain text. A message"
+    unseen = "Not searched: messages that wait in a queue of RabbitMQ, and contents beyond their first 16 KB or that"
     assert [also in text for text in (every, few, *printed)] == [True, False, True, True, True]
     assert [unseen in text for text in (every, few, *printed)] == [True] * 5
 
