@@ -1,6 +1,7 @@
 """The pictures of the documentation, from a real browser: ``make pictures`` runs the demo and renews them."""
 
 import html
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,9 @@ from tests.tooling.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "images"
+WORDS = Path(__file__).parent / "pictures.json"
+"""The words of the product that each picture shows; a test compares them with those of today."""
+OURS = ".rmq-button:visible, .rmq summary:visible, .rmq dt:visible, .rmq thead th:visible"
 BROWSERS = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome")
 WIDTH, HEIGHT = 1200, 640
 MOST_BYTES = 200_000
@@ -48,6 +52,7 @@ class Picture:
     path: str
     before: Callable[[Page], None] = nothing
     shows: str
+    height: int = HEIGHT
 
 
 def widen(page: Page, address: str) -> None:
@@ -101,7 +106,7 @@ PICTURES = (
     Picture(name="groups", path="admin/rmq_retry/errorgroup/", shows="GatewayDown"),
     Picture(name="group", path="admin/rmq_retry/parkedmessage/", before=biggest, shows="GatewayDown"),
     Picture(name="message", path="admin/rmq_retry/parkedmessage/", before=one_of_it, shows="Timeline"),
-    Picture(name="preview", path="admin/rmq_retry/parkedmessage/", before=preview, shows="Requeue"),
+    Picture(name="preview", path="admin/rmq_retry/parkedmessage/", before=preview, shows="Requeue", height=840),
     Picture(name="run", path="admin/rmq_retry/parkedmessage/", before=started, shows="Finished"),
     Picture(name="payments", path="admin/payments/payment/?o=-5", shows="Select payment to"),
     Picture(name="gateway", path="admin/payments/gateway/", shows="The other bank"),
@@ -199,11 +204,25 @@ def log_in(page: Page, address: str) -> None:
 
 def take(page: Page, address: str, picture: Picture) -> None:
     """Open the page, prepare it, check it, and keep its picture."""
+    page.set_viewport_size({"width": WIDTH, "height": picture.height})
     page.goto(address + picture.path)
     picture.before(page)
     page.get_by_text(picture.shows).first.wait_for()
     page.evaluate("window.scrollTo(0, 0)")
     keep(page.screenshot(), picture.name)
+    note(page, picture)
+
+
+def note(page: Page, picture: Picture) -> None:
+    """Keep the words of the product's own elements that are within the picture."""
+    seen = [
+        element.inner_text().partition("\n")[0].strip(" \u2039\u203a")
+        for element in page.locator(OURS).all()
+        if (place := element.bounding_box()) and place["y"] < picture.height
+    ]
+    words = json.loads(WORDS.read_text()) if WORDS.exists() else {}
+    words[picture.name] = sorted({one for one in seen if one})
+    WORDS.write_text(json.dumps(words, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 def take_terminal(page: Page, said: str, port: int) -> None:
