@@ -1,6 +1,7 @@
 """Sphinx configuration of the documentation: ``make docs``; warnings are errors."""
 
 import re
+import sys
 from pathlib import Path
 
 import django
@@ -10,6 +11,9 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.search.en import SearchEnglish
 from sphinx.writers.html5 import HTML5Translator
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.tooling import commands
 
 INIT = Path(__file__).parents[1] / "django_rmq_retry" / "__init__.py"
 WORD = 30
@@ -137,6 +141,7 @@ html_title = project
 html_baseurl = "https://django-rmq-retry.readthedocs.io/en/latest/"
 html_show_sourcelink = False
 html_copy_source = False
+html_domain_indices = False
 templates_path = ["_templates"]
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
@@ -223,6 +228,12 @@ def answer(app: Sphinx, doctree: nodes.document) -> None:
             places[anchor].insert(0, addnodes.index(entries=[("single", word, anchor, "main", None) for word in words]))
 
 
+def add_commands(app: Sphinx, name: str, source: list[str]) -> None:  # noqa: ARG001 - the event's signature
+    """Add to the page of commands what their parsers say."""
+    if name == "reference/commands":
+        source[0] += commands.page()
+
+
 def setup(app: Sphinx) -> None:
     """Add to Sphinx what it has no option for."""
     pages = {path.stem for path in Path(app.srcdir).rglob("*.md")}
@@ -230,6 +241,7 @@ def setup(app: Sphinx) -> None:
         raise ValueError(f"ANSWERS names pages that do not exist: {', '.join(sorted(gone))}")
     app.add_search_language(WithoutTestNames)
     app.set_translator("html", WithHeadings)
+    app.connect("source-read", add_commands)
     app.connect("doctree-read", mark)
     app.connect("doctree-read", stack)
     app.connect("doctree-read", answer)

@@ -64,13 +64,13 @@ def test_settings_keys_and_fields_correspond() -> None:
 
 def test_every_key_is_in_the_docs() -> None:
     docs = page("settings.md").read_text()
-    table = docs.partition("## The URL")[0]
+    both = docs.partition("## The URL")[0]
 
     of_alerts, of_links = (docs.partition(f"## {name}")[2].partition("\n## ")[0] for name in ("Alerts", "Links"))
 
-    assert re.findall(r"^\| `([A-Z_]+)` \|", table, re.MULTILINE) == [*conf.KEYS, *conf.OPERATOR_KEYS]
-    assert re.findall(r"^\| `([A-Z_]+)` \|", of_alerts, re.MULTILINE) == [*conf.ALERT_KEYS]
-    assert re.findall(r"^\| `([A-Z_]+)` \|", of_links, re.MULTILINE) == [*conf.LINK_KEYS]
+    assert re.findall(r"^- `([A-Z_]+)`", both, re.MULTILINE) == [*conf.KEYS, *conf.OPERATOR_KEYS]
+    assert re.findall(r"^- `([A-Z_]+)`", of_alerts, re.MULTILINE) == [*conf.ALERT_KEYS]
+    assert re.findall(r"^- `([A-Z_]+)`", of_links, re.MULTILINE) == [*conf.LINK_KEYS]
 
 
 def test_the_settings_are_cached_until_they_change() -> None:

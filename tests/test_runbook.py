@@ -116,7 +116,6 @@ def paused(night: Night) -> Steps:
             night.shows("open", "rmq_queue", "list")
             yield
             yield
-            yield
 
 
 @scene("A key is blocked")

@@ -312,7 +312,7 @@ def test_an_empty_cell_takes_no_line_on_a_phone(chromium: Any, built: Path) -> N
     context = chromium.new_context(viewport={"width": PHONE, "height": 850})
     try:
         page = context.new_page()
-        page.goto(f"{built.as_uri()}/reference/permissions.html")
+        page.goto(f"{built.as_uri()}/operate/monitoring.html")
         empty = page.locator("table.stacked td.empty")
         found = empty.count(), empty.filter(visible=True).count()
     finally:

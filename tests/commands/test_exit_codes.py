@@ -94,8 +94,8 @@ def test_only_a_second_ctrl_c_aborts_messages_in_flight(
 
 
 def codes_in(text: str) -> set[int]:
-    """The codes in the first column of the tables."""
-    return {int(found) for found in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+    """The codes at the beginning of the items and rows."""
+    return {int(found) for found in re.findall(r"^(?:\| |- \*\*)(\d+)(?: \||\*\*:)", text, re.MULTILINE)}
 
 
 def test_every_code_is_documented_and_tested() -> None:

@@ -1,31 +1,18 @@
-"""The reference of commands, written from their parsers: ``python -m tests.tooling.commands`` writes the page."""
+"""The reference of commands, written from their parsers whenever the documentation is built."""
 
 import argparse
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from pathlib import Path
 
-import django
 from django.core.management import get_commands, load_command_class
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
 DJANGOS = {"help", "version", "verbosity", "settings", "pythonpath", "traceback", "no_color", "force_color"}
 DJANGOS |= {"skip_checks"}
 SELECTION = "Selection of messages"
 SELECTING = ("ids", "group", "queue", "failed_of_run", "keys_from", "except_from", "all", "selection")
 """Options that only the commands with a selection of messages have, all of them."""
-HEAD = """<!-- Written by `python -m tests.tooling.commands`; a test compares this page with the commands. -->
-
-# Commands
-
-Each command prints its options and examples with `--help`. Data goes to stdout, everything else to stderr. All commands
-share one list of [exit codes](exit-codes.md), and accept Django's own options, such as `--settings`. Where a command
-takes “also” an option, it has the meaning that stands [at the end](#common-options).
-
-"""
 COMMON = "Common options"
 COMMONS = (
     *("json", "using", "yes", "dry_run", "reason", "user", "keys_checked", "timeout", "limit"),
@@ -50,10 +37,10 @@ def names() -> list[str]:
 
 
 def page() -> str:
-    """Return the whole page."""
+    """Return the sections of all commands."""
     commands = {name: load_command_class("django_rmq_retry", name) for name in names()}
     parsers = {name: command.create_parser("manage.py", name) for name, command in commands.items()}
-    parts = [HEAD.rstrip("\n") + "\n"]
+    parts = []
     common = commons(parsers.values())
     for name, command in commands.items():
         examples = "\n".join(f"manage.py {one}" for one in getattr(command, "examples", ()))
@@ -211,10 +198,3 @@ def written(one: argparse.Action) -> str:
 
 def sentence(text: str | None) -> str:
     return f"{(text or '')[:1].upper()}{(text or '')[1:]}."
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
-    django.setup()
-    PAGE.write_text(page())
-    print(f"{PAGE} is written.")
