@@ -39,7 +39,10 @@ ANSWERS = {
     "batches": ("batch", "batch insert", "bulk insert", "bulk_create", "import rows"),
     "broadcast": ("broadcast", "fanout", "publish subscribe", "pubsub"),
     "carriers": ("backoff", "dead letter", "ladder", "waiting queue", "ttl"),
-    "celery": ("autoretry_for", "celery", "celery beat", "chord", "migrate from celery"),
+    "celery": (
+        *("autoretry_for", "celery", "celery beat", "chain", "chord", "max_tasks_per_child", "migrate from celery"),
+        *("retry_kwargs", "worker_max_memory_per_child", "worker_max_tasks_per_child"),
+    ),
     "celery-queue": ("celery message", "celery queue", "read celery"),
     "codecs": (
         *("codec", "compress", "decrypt", "encrypt", "encrypt payload", "encryption", "gzip"),
@@ -57,7 +60,7 @@ ANSWERS = {
     "exit-codes": ("exit code", "exit status"),
     "faq": ("production ready", "saga", "uninstall"),
     "four-eyes": ("approval", "four eyes", "second person"),
-    "guarantees": ("at least once", "guarantee", "lose messages", "poison message"),
+    "guarantees": ("at least once", "guarantee", "lose messages", "oom", "out of memory", "poison message"),
     "hosted": ("amazon mq", "cloudamqp", "heroku", "hosted rabbitmq", "procfile"),
     "incident": ("outage requeue", "requeue except", "requeue all but"),
     "install": ("django version", "install", "pip install", "python version", "rabbitmq version", "supported version"),
@@ -91,7 +94,8 @@ ANSWERS = {
     "recipes#debug-a-parked-message-on-your-machine": ("debug parked message", "export import message", "reproduce"),
     "recipes#empty-the-queues-and-exit": ("burst", "run once and exit"),
     "recipes#skip-a-message-that-is-out-of-date": ("discard old message", "skip message", "stale message"),
-    "records": ("data retention", "retention", "tables"),
+    "records": ("data retention", "retention"),
+    "records#how-big-the-tables-get": ("disk space", "how big", "table size", "tables"),
     "requeueing": (
         *("discard", "edit message", "parked", "parked message", "replay", "requeue", "requeue id"),
         *("requeue list", "requeue list ids", "resend"),
@@ -111,7 +115,9 @@ ANSWERS = {
     "two-services": ("correlation id", "microservices", "reply", "reply queue"),
     "typed": ("dataclass", "message schema", "message version", "pydantic", "typed message", "validate"),
     "untrusted": ("malicious", "partner publisher", "security model", "untrusted", "untrusted publisher"),
-    "upgrading": ("deploy without downtime", "rolling update", "upgrade", "zero downtime"),
+    "upgrading": (
+        *("deploy without downtime", "deploy without losing messages", "rolling update", "upgrade", "zero downtime"),
+    ),
     "virtual-hosts": ("multiple brokers", "second broker", "shared broker", "two brokers", "vhost", "virtual host"),
 }
 

@@ -53,6 +53,7 @@ SEARCHES = {
     "exactly once": "concepts/once",
     "upgrade": "howto/upgrading",
     "zero downtime deploy": "howto/upgrading",
+    "deploy without losing": "howto/upgrading",
     "reply queue": "howto/two-services",
     "correlation id": "howto/two-services",
     "delay message": "howto/publishing",
@@ -85,6 +86,8 @@ SEARCHES = {
     "untrusted publishers": "recipes/untrusted",
     "celery autoretry_for": "howto/celery",
     "migrate from celery": "howto/celery",
+    "retry_kwargs": "howto/celery",
+    "worker_max_tasks_per_child": "howto/celery",
     "pika": "howto/dead-letter-loop",
     "logging": "howto/logging",
     "prometheus metrics": "operate/monitoring",
@@ -92,12 +95,16 @@ SEARCHES = {
     "sentry": "operate/sentry",
     "opentelemetry": "operate/tracing",
     "poison message": "concepts/guarantees",
+    "OOM": "concepts/guarantees",
     "pydantic": "howto/typed",
     "asyncio": "howto/async",
     "rename queue": "howto/topology",
     "fanout": "howto/broadcast",
     "cancel a delayed message": "recipes#cancel-a-delayed-message",
     "throughput": "evidence/speed",
+    "disk space": "operate/records#how-big-the-tables-get",
+    "how big do tables get": "operate/records#how-big-the-tables-get",
+    "who requeued": "operate/audit",
 }
 """What readers type, and the page or section that must come first."""
 
@@ -229,18 +236,33 @@ def test_test_names_are_not_in_the_search_index(built: Path) -> None:
 @pytest.mark.browser
 @pytest.mark.parametrize(("words", "first"), SEARCHES.items(), ids=SEARCHES)
 def test_a_search_finds_the_right_page_first(chromium: Any, built: Path, words: str, first: str) -> None:
-    context = chromium.new_context()
-    try:
-        page = context.new_page()
-        page.goto(f"{built.as_uri()}/search.html?q={words.replace(' ', '+')}")
-        page.wait_for_selector("#search-results ul.search li a")
-        found = [link.get_attribute("href") for link in page.query_selector_all("#search-results ul.search li a")]
-    finally:
-        context.close()
+    found = searched(chromium, built, words)
 
     place, _, anchor = first.partition("#")
     address, section = urldefrag(found[0])
     assert (address.partition("?")[0], section if anchor else "") == (f"{place}.html", anchor), found[:5]
+
+
+@pytest.mark.nightly
+@pytest.mark.browser
+def test_a_search_finds_pages_for_contributors_last(chromium: Any, built: Path) -> None:
+    found = [urlsplit(address).path for address in searched(chromium, built, "database")]
+
+    last = [address for address in found if address.startswith(("contributing/", "concepts/architecture."))]
+    assert len(last) > 1
+    assert found[-len(last) :] == last
+
+
+def searched(chromium: Any, built: Path, words: str) -> list[str]:
+    """The addresses that the site's search finds, in order."""
+    context = chromium.new_context()
+    try:
+        page = context.new_page()
+        page.goto(f"{built.as_uri()}/search.html?q={words.replace(' ', '+')}")
+        page.wait_for_selector("#search-results :text('Search finished')")
+        return [link.get_attribute("href") for link in page.query_selector_all("#search-results ul.search li a")]
+    finally:
+        context.close()
 
 
 @pytest.mark.nightly

@@ -1,7 +1,7 @@
-// Pages that prove or record rank below pages that explain.
+// Pages that prove or record rank below pages that explain, and pages for contributors come last.
 var Scorer = {
   score: ([docname, title, anchor, description, score]) =>
-    /^(evidence|contributing)\//.test(docname) ? score / 4 : score,
+    /^contributing\/|\/architecture$/.test(docname) ? score / 100 : docname.startsWith("evidence/") ? score / 4 : score,
   objNameMatch: 11,
   objPartialMatch: 6,
   objPrio: { 0: 15, 1: 5, 2: -5 },
@@ -11,6 +11,10 @@ var Scorer = {
   term: 5,
   partialTerm: 2,
 };
+
+// Of two pages with the same score the one in the earlier folder comes first.
+const FOLDERS = ["start", "howto", "concepts", "operate", "recipes", "choose", "reference"];
+const rank = ([docname]) => (FOLDERS.indexOf(docname.split("/")[0]) + FOLDERS.length + 1) % (FOLDERS.length + 1);
 
 /** Return the share of the query, in percent, that the words of each place in conf.py's ANSWERS cover in any order. */
 function answered(query) {
@@ -45,6 +49,6 @@ function answered(query) {
         results.push([docnames[file], titles[file], anchor, null, points, filenames[file], SearchResultKind.index]);
       }
     }
-    return results.sort((one, other) => one[4] - other[4]);
+    return results.sort((one, other) => one[4] - other[4] || rank(other) - rank(one));
   };
 }
