@@ -96,14 +96,17 @@ def ready(amqp: BlockingChannel, queue: str) -> int:
 
 def test_a_dead_letter_loop_is_migrated_with_the_messages_in_its_queues(orders: Orders, amqp: BlockingChannel) -> None:
     declare_by_hand(amqp)
-    for order in (1, 2, 3, 4):
-        place(amqp, order)
-    # The hand-written consumer: the first two are in the retry queue, the third is parked, the fourth waits.
-    for _ in range(2):
-        amqp.basic_reject(take(amqp)[0].delivery_tag, requeue=False)
+    # The hand-written consumer has parked the third, with its x-death. Two are in the retry queue, the fourth waits.
+    place(amqp, 3)
+    amqp.basic_reject(take(amqp)[0].delivery_tag, requeue=False)
     method, properties, body = take(amqp)
+    assert properties.headers["x-death"]
     amqp.basic_publish("", "orders.invoice.failed", body, properties, mandatory=True)
     amqp.basic_ack(method.delivery_tag)
+    for order in (1, 2, 4):
+        place(amqp, order)
+    for _ in range(2):
+        amqp.basic_reject(take(amqp)[0].delivery_tag, requeue=False)
 
     orders.written(changed(steps()[0], "after=30", "after=1"))
     checked = orders.run("rmq_declare", "--check")

@@ -1,7 +1,7 @@
 """Parked messages: read, identified and copied. Headers may be forged; unreadable ones are left out, not refused."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -102,10 +102,13 @@ class ParkedCopy:
         return message_identity(self.queue or self.parked_in, named, self.body)
 
 
-def read_parked(delivery: Delivery, homes: Mapping[str, str]) -> ParkedCopy:
-    """Read a delivery from a parked queue; ``homes`` maps each queue of a work queue to the work queue's name."""
+def read_parked(delivery: Delivery, homes: Mapping[str, str], waiting: Collection[str] = ()) -> ParkedCopy:
+    """Read a delivery from a parked queue.
+
+    ``homes`` maps each queue of a work queue to the work queue's name; ``waiting`` has the queues of retries.
+    """
     try:
-        return _read(delivery, delivery.properties, homes)
+        return _read(delivery, delivery.properties, homes, waiting)
     except UndecodableHeaders as error:
         decodable = _decoded(delivery.raw)
         return ParkedCopy(
@@ -140,7 +143,7 @@ def set_aside(delivery: Delivery, why: str, *, queue: str) -> Message:
     return Message(body=leading + delivery.body, routing_key=queue, properties=properties)
 
 
-def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> ParkedCopy:
+def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str], waiting: Collection[str]) -> ParkedCopy:
     headers = arrived.headers
     texts = {name: _text_header(headers, name) for name in (*PARKED_TEXTS, "ticket")}
     texts["error_text"] = texts.pop("message")
@@ -148,12 +151,17 @@ def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> 
     # Our copies carry no x-death. If there is one, the broker dead-lettered the message after any copy of ours, and
     # headers in our name may come from the sender.
     died = deaths(headers)
-    by = By.BROKER if died else By.CONSUMER if texts["reason"] else By.OTHER
-    texts["reason"] = reason_of(headers) or texts["reason"] or FOREIGN
+    if copied := _came_back(died, homes.get(delivery.queue), homes, waiting):
+        by, texts["reason"] = By.OTHER, texts["reason"] or FOREIGN
+    else:
+        by = By.BROKER if died else By.CONSUMER if texts["reason"] else By.OTHER
+        texts["reason"] = reason_of(headers) or texts["reason"] or FOREIGN
     if by is not By.CONSUMER:
         texts["fingerprint"] = texts["culprit"] = ""
     raw, properties, body = _original(delivery, arrived, kept=by is By.CONSUMER)
     queue, exchange, routing_key = _origin(delivery, stamp, died, homes)
+    if copied:
+        queue = homes.get(delivery.queue) or next((one.queue for one in died if one.queue not in waiting), "")
     return ParkedCopy(
         body=body,
         raw=raw,
@@ -164,10 +172,23 @@ def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> 
         routing_key=routing_key,
         by=by,
         stamp=stamp,
-        parked_at=_parked_at(headers, died),
+        parked_at=_parked_at(headers, () if copied else died),
         copy_digest=copy_digest(delivery, arrived),
         **texts,
     )
+
+
+def _came_back(died: tuple[Death, ...], home: str | None, homes: Mapping[str, str], waiting: Collection[str]) -> bool:
+    """True if its newest death returned it to a work queue: a consumer then copied it here, x-death and all.
+
+    The waiting queue of a former loop is unknown, but the message has died in the work queue before.
+    """
+    if not died:
+        return False
+    newest, *older = died
+    if newest.queue in waiting:
+        return True
+    return newest.queue not in homes and newest.queue != home and any(one.queue == home for one in older)
 
 
 def _original(delivery: Delivery, arrived: Properties, *, kept: bool) -> tuple[bytes, Properties, bytes]:

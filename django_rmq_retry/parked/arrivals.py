@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -60,8 +60,8 @@ class Arrival:
     """Time of parking as the message's headers have it; None if they have none."""
 
     @classmethod
-    def read(cls, delivery: Delivery, homes: Mapping[str, str], now: datetime) -> "Arrival":
-        parked = read_parked(delivery, homes)
+    def read(cls, delivery: Delivery, homes: Mapping[str, str], waiting: Collection[str], now: datetime) -> "Arrival":
+        parked = read_parked(delivery, homes, waiting)
         stated_at = stated_time(parked.parked_at)
         return cls(
             delivery=delivery,

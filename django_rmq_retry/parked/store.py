@@ -14,6 +14,7 @@ from django.db import connections, router, transaction
 from django.db.models import F
 
 from django_rmq_retry import database_clock, signals
+from django_rmq_retry.handlers.layout import waiting_queues_of
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.message import Delivery
@@ -287,6 +288,7 @@ class RecordStore:
 
     def __init__(self, homes: Mapping[str, str], work_queues: Sequence[WorkQueue]) -> None:
         self._homes = homes
+        self._waiting = frozenset[str]().union(*map(waiting_queues_of, work_queues))
         self._keys = BusinessKeyReader(work_queues)
         self._committing = False
         """True if the last transaction reached its COMMIT: if that then failed, it may be committed all the same."""
@@ -315,7 +317,7 @@ class RecordStore:
         arrivals = []
         for delivery in batch:
             try:
-                arrivals.append(Arrival.read(delivery, self._homes, now))
+                arrivals.append(Arrival.read(delivery, self._homes, self._waiting, now))
             except Exception as error:
                 log.exception("A parked message of %r cannot be read", delivery.queue)
                 done[delivery] = Stored(problem=f"It cannot be read: {type(error).__name__}: {error}")

@@ -193,6 +193,46 @@ class TestParkedByTheBroker:
     def test_a_death_in_a_waiting_queue_belongs_to_its_work_queue(self) -> None:
         assert read({"x-death": [died("payments.retry.30s"), died("payments", "rejected")]}).queue == "payments"
 
+    @pytest.mark.parametrize(
+        ("story", "waiting"),
+        [
+            ([died("payments.retry.30s", "expired"), died("payments", "rejected")], {"payments.retry.30s"}),
+            ([died("payments.retry.30s", "expired")], {"payments.retry.30s"}),
+            ([died("payments.wait", "expired", count=5), died("payments", "rejected", count=5)], set()),
+        ],
+        ids=["a loop", "a copy that waited", "a loop of before"],
+    )
+    def test_a_death_that_returned_the_message_to_its_work_queue_is_not_why_it_is_here(
+        self, story: list[dict[str, Any]], waiting: set[str]
+    ) -> None:
+        copied = delivery(queue="payments.parked", headers={"x-death": story})
+        found = read_parked(copied, HOMES, waiting)
+
+        assert (found.by, found.reason, found.queue, found.parked_at) == (By.OTHER, "foreign", "payments", 0)
+        assert (found.exchange, found.routing_key) == ("shop", "pay.card")
+
+    def test_the_reason_of_the_service_that_copied_it_is_kept(self) -> None:
+        headers = {"x-death": [died("payments.retry.30s")], "rmq-retry-reason": "bank closed", **dict.fromkeys(KEPT, 3)}
+        copied = delivery(queue="payments.parked", headers=headers, body=b"12345")
+        found = read_parked(copied, HOMES, {"payments.retry.30s"})
+
+        assert (found.by, found.reason, found.body) == (By.OTHER, "bank closed", b"12345")
+
+    @pytest.mark.parametrize("newest", ["payments", "payments.quarantine", "payments.before"])
+    def test_a_death_after_a_retry_is_why_it_is_here(self, newest: str) -> None:
+        story = [died(newest, "expired"), died("payments.retry.30s", "expired")]
+        found = read_parked(
+            delivery(queue="payments.parked", headers={"x-death": story}), HOMES, {"payments.retry.30s"}
+        )
+
+        assert (found.by, found.reason) == (By.BROKER, "expired")
+
+    def test_a_copy_in_a_shared_parked_queue_goes_back_to_the_queue_that_rejected_it(self) -> None:
+        story = [died("wait", "expired"), died("payments", "rejected")]
+        found = read_parked(delivery(queue="parked", headers={"x-death": story}), {}, {"wait"})
+
+        assert (found.reason, found.queue) == ("foreign", "payments")
+
     def test_exchange_and_routing_key_are_read_from_the_queues_stamp(self) -> None:
         stamp = {"rmq-retry-queue": "payments", "rmq-retry-exchange": "first", "rmq-retry-routing-key": "pay.first"}
         found = read({**stamp, "x-death": [died("payments.quarantine")]})
