@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
+from django.db.models import Count
 
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.exit_codes import Exit
@@ -69,6 +70,15 @@ def selection_of(options: Options, *, states: str, states_of_keys: str = "", nar
             "keys into one file and select the messages again."
         )
     return chosen.leaving_out(list_filter(store(keys, Actor.of_shell()))) if keys else chosen
+
+
+def reasons_beside(chosen: Selection) -> str:
+    """Return the reasons, with their numbers, of the messages that match a filter but for its reason."""
+    if "reason" not in chosen.filter:
+        return ""
+    others = Selection.of_filter({name: value for name, value in chosen.filter.items() if name != "reason"})
+    counted = others.queryset().order_by().values_list("reason").annotate(count=Count("pk")).order_by("reason")
+    return ", ".join(f"{reason} ({count})" for reason, count in counted)
 
 
 def _chosen(options: Options, *, states: str, states_of_keys: str, narrow: bool) -> Selection:

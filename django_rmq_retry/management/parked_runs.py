@@ -21,6 +21,7 @@ from django_rmq_retry.management.parked_choice import (
     add_choice,
     confirm_number,
     lists_data,
+    reasons_beside,
     refuse_doubtful,
     report_keys,
     selection_of,
@@ -256,6 +257,8 @@ def _preview(
         out(f"  guard: {guard_text(wanted.guard)}")
     begun = "Would requeue" if options["dry_run"] else "Requeues"
     out(f"{begun} {found.sendable} of {plural(found.total, 'message')}.")
+    if not found.total and (reasons := reasons_beside(chosen)):
+        out(f"The rest of the filter matches messages with these reasons: {reasons}.")
     if options["dry_run"]:
         command.line(f"--selection {token_of(chosen)}")
 

@@ -359,6 +359,17 @@ class TestRequeue:
         assert told.code == code
         assert said in told.err
 
+    @pytest.mark.usefixtures("away")
+    def test_a_reason_that_no_message_has_is_answered_with_those_there_are(self) -> None:
+        record(queue="payments", reason="expired"), record(queue="payments", reason="permanent")
+        record(queue="payouts", reason="rejected")
+        told = parked("requeue", "--queue", "payments", "--parked-reason", "foreign")
+        nothing = parked("requeue", "--queue", "payroll", "--parked-reason", "foreign")
+
+        assert (told.code, nothing.code) == (6, 6)
+        assert "matches messages with these reasons: expired (1), permanent (1)." in told.err
+        assert "reasons" not in nothing.err
+
     def test_the_failed_messages_of_a_run_can_be_requeued(self, wired: BlockingChannel) -> None:
         one, _two = record(), record()
         first = requeue_run([one.pk])
