@@ -1,6 +1,6 @@
 """Declares a topology: creates missing queues, exchanges and bindings, reports differences, changes no existing one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from pika.exceptions import AMQPError
@@ -63,7 +63,15 @@ def of_others(session: Session, declaration: NamedDeclaration, row: Row | None) 
     else:
         # A flag in place of a name is always refused last, and no exchange can be created with it.
         there = _ask_by_trial(session, declaration, {**wanted(declaration), "alternate-exchange": True})
-    return str(there.get(_TYPE, "")), tuple(_unfit(declaration, there))
+    return str(there.get(_TYPE, "")), _material(declaration, _unfit(declaration, there))
+
+
+def _material(declaration: NamedDeclaration, differences: Iterable[Difference]) -> tuple[Difference, ...]:
+    """Return the differences without arguments that the broker lacks and that change nothing."""
+    implied = declaration.implied if isinstance(declaration, QueueDeclaration) else frozenset()
+    return tuple(
+        one for one in differences if one.argument not in implied or one.broker is not None or not one.reported
+    )
 
 
 def _unfit(declaration: NamedDeclaration, there: Mapping[str, object]) -> Iterator[Difference]:
@@ -196,7 +204,7 @@ class Declarer:
     def _differences(self, declaration: NamedDeclaration) -> tuple[Difference, ...]:
         row = self._row(declaration)
         differences = None if row is None else by_row(declaration, row)
-        return by_trial(self.session, declaration) if differences is None else differences
+        return _material(declaration, by_trial(self.session, declaration) if differences is None else differences)
 
     def _row(self, declaration: NamedDeclaration) -> Row | None:
         if self.inspector is None:

@@ -4,7 +4,7 @@ The retry returns through the exchange of the work queue's first binding, so any
 key receives it too. ``back=""`` returns it through the default exchange to the work queue alone.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from django_rmq_retry.arguments import TEXT, check, check_seconds, one_of
 from django_rmq_retry.errors import ConfigurationError
@@ -251,6 +251,12 @@ def _loop(
     given, back_key = way_back
     back = name_of(given or (route.work.bindings[0].source if given is None and route.work.bindings else ""))
     arguments = dead_letter(back, back_key if back else route.work.name, safe=at_least_once(route.work))
+    # A direct exchange lets only this key in, and messages leave with their own key if the queue names none.
+    kept = bool(exchange.name) and exchange.type == "direct" and keys == [route.work.name] and not back
+    waiting = _round_queue(route, queue, ttl, arguments)
+    if kept:
+        implied = frozenset({"x-dead-letter-routing-key"})
+        waiting = replace(waiting, queues={name: replace(one, implied=implied) for name, one in waiting.queues.items()})
     bindings = tuple(
         BindingDeclaration(source=exchange.name, destination=name_of(queue), key=key)
         for key in dict.fromkeys(keys if exchange.name else ())
@@ -258,7 +264,7 @@ def _loop(
     return (
         (exchanges_of(given) if isinstance(given, Exchange) else Topology())
         + exchanges_of(exchange)
-        + _round_queue(route, queue, ttl, arguments)
+        + waiting
         + Topology(bindings=bindings)
     )
 

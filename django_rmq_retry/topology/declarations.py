@@ -376,6 +376,8 @@ class QueueDeclaration:
     existing: bool = False
     vital: frozenset[str] = frozenset()
     """The compared arguments of an external queue: those written in the project, or needed by retries."""
+    implied: frozenset[str] = frozenset()
+    """Arguments without which the queue does the same."""
     durable: bool = True
     exclusive: bool = False
     auto_delete: bool = False

@@ -186,6 +186,31 @@ def test_a_dead_letter_routing_key_that_misroutes_retries_is_reported(amqp: Bloc
     assert rows("--check")["q"] == ["!", "x-dead-letter-routing-key: here none, broker else"]
 
 
+@pytest.mark.parametrize("existing", [False, True], ids=["ours", "theirs"])
+@pytest.mark.parametrize(
+    ("kind", "binding", "said"),
+    [
+        ("direct", None, ["="]),
+        ("fanout", None, ["!", "x-dead-letter-routing-key: here q, broker none"]),
+        ("direct", "paid", ["!", "x-dead-letter-routing-key: here q, broker none"]),
+    ],
+    ids=["the queue's name", "a fanout", "another key"],
+)
+def test_a_retry_queue_needs_no_key_if_every_message_in_it_has_the_queues_name(
+    kind: str, binding: str | None, existing: bool, said: list[str], amqp: BlockingChannel
+) -> None:
+    back: dict[str, Any] = {"x-message-ttl": 3000, "x-dead-letter-exchange": ""}
+    amqp.queue_declare("q.wait", durable=True, arguments=back)
+    bindings = [Exchange("shop", "direct").bind(binding)] if binding else []
+    wait = Queue("q.wait", existing=True) if existing else Queue("q.wait", type=None)
+    via = DeadLetter(exchange=Exchange("q.dlx", kind), queue=wait, after=3, back="")
+    handle(Queue("q", type=None, bindings=bindings), policy=RetryThenPark(via=via))
+
+    row = rows("--check")["q.wait"]
+
+    assert row[: len(said)] == said
+
+
 def test_an_exchange_of_another_type_is_reported(amqp: BlockingChannel) -> None:
     amqp.exchange_declare("theirs", "topic", arguments={"alternate-exchange": "rest"})
     theirs = Exchange("theirs", "fanout", existing=True)
