@@ -89,6 +89,8 @@ def without_broker(night: Night) -> Steps:
         yield
         with night.broker():
             night.logs("event=ack", times=2)
+            # The worker's row says that it is connected with its next heartbeat.
+            night.shows("OK", "rmq_status", "--check")
             yield
 
 
