@@ -59,6 +59,7 @@ ANSWERS = {
     "embedded": ("embedded broker", "without rabbitmq"),
     "exit-codes": ("exit code", "exit status"),
     "faq": ("production ready", "saga", "uninstall"),
+    "faq#how-do-i": ("big message", "large message", "maximum message size", "message size", "payload size"),
     "four-eyes": ("approval", "four eyes", "second person"),
     "guarantees": ("at least once", "guarantee", "lose messages", "oom", "out of memory", "poison message"),
     "hosted": ("amazon mq", "cloudamqp", "heroku", "hosted rabbitmq", "procfile"),
@@ -85,6 +86,7 @@ ANSWERS = {
         *("policy", "retry", "stop retrying", "timeout"),
     ),
     "priorities": ("max_priority", "priority", "urgent message"),
+    "publishing#from-java-or-another-language": ("java", "non django", "other language", "publish from java"),
     "publishing": (
         *("at a time", "countdown", "delay", "delay message", "delayed message", "eta", "publish"),
         *("publish many", "rpc", "schedule message", "send message later"),
@@ -92,6 +94,7 @@ ANSWERS = {
     "recipes": ("cookbook", "examples", "recipe"),
     "recipes#cancel-a-delayed-message": ("cancel delayed message", "cancel message", "revoke"),
     "recipes#debug-a-parked-message-on-your-machine": ("debug parked message", "export import message", "reproduce"),
+    "recipes#requeue-at-2-am": ("at night", "requeue later", "requeue 2 am", "schedule requeue", "requeue tonight"),
     "recipes#empty-the-queues-and-exit": ("burst", "run once and exit"),
     "recipes#skip-a-message-that-is-out-of-date": ("discard old message", "skip message", "stale message"),
     "records": ("data retention", "retention"),

@@ -144,13 +144,13 @@ def test_after_the_migration_the_last_retry_of_the_loop_is_handled(orders: Order
         consumer.signal()
         assert consumer.code() == 0
     before = orders.run("rmq_status").stdout
-    pruned = orders.run("rmq_declare", "--prune", "--yes")
+    deleted = orders.run("rmq_delete", "orders.invoice.retry", "--yes")
     after = orders.run("rmq_status").stdout
 
     assert sorted(orders.noted()) == ["invoice 1", *["invoice 2"] * 4]
     assert parked() == {"order-2": ("retries_exhausted", 4)}
     assert "abandoned, empty: manage.py rmq_delete orders.invoice.retry" in before
-    assert "Queue 'orders.invoice.retry' was deleted." in pruned.stdout
+    assert "Queue 'orders.invoice.retry' was deleted." in deleted.stdout
     assert "orders.invoice.retry " not in after.replace("\t", " ")
     assert "orders.invoice.quarantine" not in after
 
