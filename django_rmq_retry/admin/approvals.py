@@ -27,9 +27,9 @@ from django_rmq_retry.admin.requests import act_and_change, act_text, in_words, 
 from django_rmq_retry.admin.requeue_form import number_mistyped, number_to_type, still_failing, targets_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.properties import decode_properties
-from django_rmq_retry.models import ApprovalRequest, ErrorGroup, GatedAct, OutboxMessage, RequestState
+from django_rmq_retry.models import ApprovalRequest, ErrorGroup, GatedAct, OutboxMessage, ParkedMessage, RequestState
 from django_rmq_retry.models.parked import OPEN
-from django_rmq_retry.parked import approvals, gated_acts
+from django_rmq_retry.parked import approvals, gated_acts, missed_discards
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.edit_many import others_of
@@ -39,7 +39,7 @@ from django_rmq_retry.parked.four_eyes import NO_MESSAGES, UnreadableWish, Wish
 from django_rmq_retry.parked.gated_acts import ACTS
 from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.operators import Actor, NotAllowed, Refused
-from django_rmq_retry.parked.outcome_texts import became_of, standing
+from django_rmq_retry.parked.outcome_texts import became_of, outcome_of, standing
 from django_rmq_retry.parked.selection import MOST_IDS, Selection, group_numbers, number_in
 
 MOST_DECIDED = 50
@@ -174,6 +174,7 @@ class ApprovalRequestAdmin(Pages):
             destroys=known.act in (GatedAct.DISCARD, GatedAct.DISCARD_OUTBOX),
             state=known.state_at(now) if known.run else standing(known, known.state_at(now)),
             became=became_of(known) if known.run else "",
+            missed=_missed(request, known),
             what=what,
             change=change,
             waits=waits,
@@ -193,6 +194,18 @@ class ApprovalRequestAdmin(Pages):
             number_to_type=0 if mine or not waits else number_to_type(shown.get("messages_now", 0)),
             **{"left": NOTHING_LEFT_OUT, **shown},
         )
+
+
+def _missed(request: HttpRequest, known: ApprovalRequest) -> list[tuple[ParkedMessage, str]]:
+    """Return the first messages that an approved discard left out, as far as the user may see them."""
+    if known.act != GatedAct.DISCARD or known.decided_at is None or known.changed == known.count:
+        return []
+    found = ((one.message, why) for one, why in missed_discards.left_out_of(known))
+    return [
+        (message, f"{why} {outcome_of(message)}".strip())
+        for message, why in found
+        if not refusal(request, "view", message=message)
+    ]
 
 
 def _any_open() -> bool:

@@ -48,7 +48,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.models.runs import STILL_TO_SEND
 from django_rmq_retry.ordering.keys import blocked_by
-from django_rmq_retry.parked import approvals
+from django_rmq_retry.parked import approvals, missed_discards
 from django_rmq_retry.parked.audit import acts_on, log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import editable
@@ -221,6 +221,7 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
         edited_since=_edited_since(message, acts),
         restored=_restored(message, acts),
         discarded_before=discarded_before(message, next((act for act in acts if act.action == Action.DISCARD), None)),
+        missed_discard=_missed_discard(message, neighbours.pop("missed")),
         others=[*copies_of(message), *others_of_key(message)],
         asked_for=asked_for(request, ParkedMessage.objects.filter(pk=message.pk)) if message.open else (),
         opens_requests=not refusal(request, "view_request"),
@@ -228,6 +229,12 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
         **history,
         **_contents(request, message, shown),
     )
+
+
+def _missed_discard(message: ParkedMessage, request: int | None) -> tuple[str, int] | None:
+    """Return a warning if an open message should have been discarded by a request, with the request's number."""
+    missed = missed_discards.of_messages([message.pk]).get(message.pk) if request and message.open else None
+    return None if missed is None else (missed_discards.sentence(missed), missed.pk)
 
 
 def _handled_badge(handled: Handled) -> SafeString | str:
@@ -319,6 +326,7 @@ def _neighbours(message: ParkedMessage) -> dict[str, Any]:
         "behind": behind,
         "first": failures.values("started_at")[:1],
         "lasted": failures.values("seconds")[:1],
+        "missed": missed_discards.unsettled([message.pk]).values("request")[:1],
     }
     columns = {name: Subquery(query) for name, query in asked.items()}
     row = ParkedMessage.objects.filter(pk=message.pk).values(**columns).first()

@@ -27,6 +27,7 @@ from django_rmq_retry.models import (
     RequeueItem,
 )
 from django_rmq_retry.models.parked import reason_text
+from django_rmq_retry.parked import missed_discards
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.edited_keys import key_change_in
 from django_rmq_retry.parked.links import trace_link
@@ -175,11 +176,11 @@ def timeline(
     items: Sequence[RequeueItem],
     retries: Iterable[EarlyRetry],
     *,
-    requests: Iterable[ApprovalRequest] = (),
+    requests: Sequence[ApprovalRequest] = (),
 ) -> list[TimelineEvent]:
     """Return all events; attempts arrive newest first, and only the newest is unfolded."""
     events = [*_own(message, attempts), *_actions(message, actions), *_sent(items, attempts), *_sent_early(retries)]
-    events += [*_left_out(items, actions), *_ended_requests(requests, actions)]
+    events += [*_left_out(items, actions), *_ended_requests(message, requests, actions)]
     events += _earlier_parkings(message, attempts)
     again = handlings(attempts)[1:]
     for place, attempt in enumerate(attempts):
@@ -325,20 +326,21 @@ def _left_out(items: Iterable[RequeueItem], actions: Iterable[OperatorAction]) -
             yield TimelineEvent(at=at, kind="spared", title=title, text=why, run=item.run_id)
 
 
-def _ended_requests(requests: Iterable[ApprovalRequest], actions: Sequence[OperatorAction]) -> Iterator[TimelineEvent]:
+def _ended_requests(
+    message: ParkedMessage, requests: Sequence[ApprovalRequest], actions: Sequence[OperatorAction]
+) -> Iterator[TimelineEvent]:
     """Yield that a request expired, or that its approved discard left the message out."""
-    discards = {act.details.get("request") for act in actions if act.action == Action.DISCARD}
-    approved = {act.details.get("request"): act.at for act in actions if act.action == Action.APPROVE}
     now = database_clock.now(records_alias())
+    approved = [one.pk for one in requests if one.act == GatedAct.DISCARD and one.decided_at]
+    missed = missed_discards.by_request(message.pk, approved)
     for one in requests:
         if one.state == RequestState.WAITING and one.expires_at <= now:
             title = _("%(request)s expired") % {"request": one}
             yield TimelineEvent(at=one.expires_at, kind="action", title=title, request=one.pk)
-        left = one.act == GatedAct.DISCARD and one.state == RequestState.DONE and one.pk not in discards
-        if left and one.pk in approved:
-            title = _("Left out of the discard")
-            text = _("It had changed since that was asked for, or a rule of the project forbids it.")
-            yield TimelineEvent(at=approved[one.pk] + EVENT_STEP, kind="spared", title=title, text=text)
+        if one.pk in missed and one.decided_at:
+            title, text = _("Left out of the discard"), missed_discards.why(missed[one.pk], one, actions)
+            at = max([one.decided_at, *(act.at for act in actions if act.details.get("request") == one.pk)])
+            yield TimelineEvent(at=at + EVENT_STEP, kind="spared", title=title, text=text, request=one.pk)
 
 
 def _run_text(item: RequeueItem) -> str:

@@ -15,7 +15,7 @@ from django_rmq_retry.management.parked_choice import refuse_doubtful, report_ke
 from django_rmq_retry.management.parked_edits import result_lines, show_others, show_proposal
 from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import ApprovalRequest, GatedAct, RequestState
-from django_rmq_retry.parked import approvals, gated_acts
+from django_rmq_retry.parked import approvals, gated_acts, missed_discards
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.edit_many import others_of
 from django_rmq_retry.parked.edited_keys import others_with
@@ -102,6 +102,8 @@ def _tell(command: RmqCommand, done: ApprovalRequest, wish: Wish) -> None:
             command.say(f"To send what was edited: manage.py rmq_parked requeue {named}")
         return
     command.line(f"Request {done.pk} is approved and carried out.")
+    for missed, why in missed_discards.left_out_of(done):
+        command.say(f"  left out: {missed.message} (#{missed.message_id}): {why}")
     if done.run is not None:
         command.say(f"To follow its messages: manage.py rmq_parked requeue-run {done.run}")
 

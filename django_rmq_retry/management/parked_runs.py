@@ -249,7 +249,7 @@ def _preview(
         examples = ", ".join(f"{label} (#{pk})" for pk, label in one.examples[:MOST_EXAMPLES])
         more = "…" if one.count > MOST_EXAMPLES else ""
         out(f"  {one.count} {one.name.replace('_', ' ')}, {_fate(one)}: {examples}{more}")
-        for pk, label, sentence in decisions_on(one.examples) if one.name in DECIDED else ():
+        for pk, label, sentence in decisions_on(one.examples) if one.name in DECIDED else one.decisions:
             out(f"    {label} (#{pk}): {sentence}")
     for queue, count in found.queues:
         out(f"  {count} to {queue}")

@@ -30,6 +30,7 @@ from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, Attempt, ErrorGroup, OperatorAction, ParkedMessage, State
 from django_rmq_retry.models.parked import reason_text
+from django_rmq_retry.parked import missed_discards
 from django_rmq_retry.parked.audit import acts_on, log_action, messages_named
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.elsewhere import elsewhere
@@ -157,6 +158,8 @@ def _head(row: ParkedMessage, failed: int, handled: Handled) -> Iterator[str]:
     yield f"{row.type} {row}".strip() + f"  #{row.pk}"
     if row.came_back:
         yield discarded_before(row, discard_of(row))
+    for request in missed_discards.of_messages([row.pk] if row.open else []).values():
+        yield missed_discards.sentence(request)
     for other, sentence in (*copies_of(row), *others_of_key(row)):
         yield f"{sentence} #{other.pk}"
     parked = f"Parked {local(row.parked_at)}: {reason_text(row.reason)} after {plural(failed, 'attempt')}."

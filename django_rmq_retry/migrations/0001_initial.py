@@ -557,6 +557,35 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="MissedDiscard",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("refused", models.BooleanField(default=False)),
+                ("settled", models.BooleanField(default=False)),
+                (
+                    "message",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="missed_discards",
+                        to="rmq_retry.parkedmessage",
+                    ),
+                ),
+                (
+                    "request",
+                    models.ForeignKey(
+                        db_index=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="missed",
+                        to="rmq_retry.approvalrequest",
+                    ),
+                ),
+            ],
+            options={
+                "default_permissions": (),
+                "constraints": [models.UniqueConstraint(fields=("request", "message"), name="rmq_missed_once")],
+            },
+        ),
+        migrations.CreateModel(
             name="RequestMember",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
@@ -803,6 +832,7 @@ class Migration(migrations.Migration):
                             ("succeeded", "A copy of it was handled already."),
                             ("discarded", "An operator had discarded it before it arrived again."),
                             ("key_discarded", "An operator discarded another message with its business key."),
+                            ("discard_missed", "A discard of it was approved, but not done."),
                             (
                                 "copies",
                                 "It is a copy of another message that was sent or discarded, is on hold, or goes first.",

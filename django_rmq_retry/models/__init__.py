@@ -1,7 +1,7 @@
 """The models: parked messages, attempts, results, requeue runs, outbox, inbox, queues, approvals, audit log."""
 
 from django_rmq_retry.models.alerts import AlertWatch
-from django_rmq_retry.models.approvals import ApprovalRequest, GatedAct, RequestMember, RequestState
+from django_rmq_retry.models.approvals import ApprovalRequest, GatedAct, MissedDiscard, RequestMember, RequestState
 from django_rmq_retry.models.audit import Action, AuditHead, FormerName, LiveStatus, OperatorAction
 from django_rmq_retry.models.boxes import InboxEntry, OutboxMessage
 from django_rmq_retry.models.controls import (
@@ -52,6 +52,7 @@ __all__ = [
     "ListedKey",
     "LiveStatus",
     "MessageVersion",
+    "MissedDiscard",
     "OperatorAction",
     "OutboxMessage",
     "ParkedMessage",

@@ -7,7 +7,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
-from django_rmq_retry.models.parked import resolution_text
+from django_rmq_retry.models.parked import ParkedMessage, resolution_text
 
 
 class GatedAct(models.TextChoices):
@@ -116,6 +116,24 @@ class ApprovalRequest(models.Model):
         if self.state == RequestState.WAITING and not self.waits(now):
             return str(_("Expired"))
         return str(self.get_state_display())
+
+
+class MissedDiscard(models.Model):
+    """A message that an approved discard left out: whoever requeues it may do what was done in another way."""
+
+    request = models.ForeignKey(ApprovalRequest, on_delete=models.CASCADE, related_name="missed", db_index=False)
+    message = models.ForeignKey(ParkedMessage, on_delete=models.CASCADE, related_name="missed_discards")
+    refused = models.BooleanField(default=False)
+    """True if a rule of the project forbade it; otherwise the message had changed."""
+    settled = models.BooleanField(default=False)
+    """True if the message was discarded all the same, before or after."""
+
+    class Meta:
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=["request", "message"], name="rmq_missed_once"),)
+
+    def __str__(self) -> str:
+        return f"{self.request_id}/{self.message_id}"
 
 
 class RequestMember(models.Model):

@@ -88,6 +88,7 @@ class ItemReason(models.TextChoices):
     SUCCEEDED = "succeeded", _("A copy of it was handled already.")
     DISCARDED = "discarded", _("An operator had discarded it before it arrived again.")
     KEY_DISCARDED = "key_discarded", _("An operator discarded another message with its business key.")
+    DISCARD_MISSED = "discard_missed", _("A discard of it was approved, but not done.")
     COPIES = "copies", _("It is a copy of another message that was sent or discarded, is on hold, or goes first.")
     UNCONFIRMED = "unconfirmed", _("It may have been delivered: an earlier requeue was not confirmed.")
     PERMANENT = "permanent", _("Its error is permanent: requeueing alone will not help.")

@@ -15,6 +15,7 @@ from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import Action, DiscardCategory, GatedAct, ParkedMessage, State
 from django_rmq_retry.models.parked import OPEN, RESOLVED
 from django_rmq_retry.ordering.keys import resolved
+from django_rmq_retry.parked import missed_discards
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import NOT_HELD, locked_messages, move, records_alias, transaction_of
 from django_rmq_retry.parked.four_eyes import Wish, require_second
@@ -83,6 +84,13 @@ def change_slice(
     move(meant, change.state, **change.changes)
     if meant:
         _note(change, selection, actor, meant)
+    if change.action == Action.DISCARD:
+        missed_discards.settle([row.pk for row in meant])
+        if actor.approval is not None:
+            done = {row.pk for row in meant}
+            left = [row for row in rows.values() if row.pk not in done]
+            refused = {row.pk for row in fresh} - done
+            missed_discards.note(actor.approval.request, left, refused=refused)
     if meant and change.state in RESOLVED:
         # Unblock the messages that wait behind these. If that fails, a consumer unblocks them a little later.
         ended = [row.pk for row in meant]

@@ -24,6 +24,7 @@ from django_rmq_retry.models import (
     RunState,
 )
 from django_rmq_retry.models.parked import OPEN, State
+from django_rmq_retry.parked import missed_discards
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.left_meanwhile import left_meanwhile
 from django_rmq_retry.parked.selection import LISTED, Selection
@@ -80,6 +81,11 @@ FINDING_TEXTS: Mapping[str, Any] = {
         "%(count)d have the business keys of other messages, which an operator discarded",
         "count",
     ),
+    "discard_missed": ngettext_lazy(
+        "%(count)d should have been discarded: that was approved, but not done",
+        "%(count)d should have been discarded: that was approved, but not done",
+        "count",
+    ),
     "copies": ngettext_lazy(
         "%(count)d is a copy of another message that was sent or discarded, is on hold, or goes first",
         "%(count)d are copies of other messages that were sent or discarded, are on hold, or go first",
@@ -119,8 +125,8 @@ FINDING_TEXTS: Mapping[str, Any] = {
 }
 """All findings, the gravest first. Those that are an ``ItemReason`` leave messages out, the others are remarks."""
 INCLUDABLE = (
-    *("under_way", "on_hold", "succeeded", "discarded", "key_discarded", "copies", "unconfirmed", "permanent"),
-    *("late", "unhandled", "duplicates"),
+    *("under_way", "on_hold", "succeeded", "discarded", "key_discarded", "discard_missed", "copies"),
+    *("unconfirmed", "permanent", "late", "unhandled", "duplicates"),
 )
 """The findings that the operator can override."""
 DECIDED = ("gone", "resolved", "changed", "on_hold")
@@ -338,6 +344,7 @@ def conditions(selection: Selection, terms: RequeueTerms) -> Mapping[str, Q]:
         # A message that is discarded now has the time of its discard, too, and did not arrive again.
         "discarded": Q(discarded_at__isnull=False, state__in=OPEN),
         "key_discarded": _of_discarded_key(),
+        "discard_missed": missed_discards.waiting(),
         "copies": _copies(selection, now),
         "unconfirmed": Q(unconfirmed=True),
         "permanent": Q(reason__in=PERMANENT_REASONS) & ~_edited_since(),
@@ -526,9 +533,11 @@ def still_permanent(message: ParkedMessage) -> bool:
 def _finding(name: str, count: int, rows: QuerySet[ParkedMessage], left_out: Collection[str]) -> RequeueFinding:
     # This is the order of the indexes of groups, queues and types, so a few rows are enough to find examples.
     some = rows.order_by("-parked_at", "-pk").values_list("pk", "business_key", "message_id")[:SHOWN_EXAMPLES]
+    examples = tuple((pk, key or named or f"#{pk}") for pk, key, named in some)
     return RequeueFinding(
         name=name,
         count=count,
         left_out=name in left_out,
-        examples=tuple((pk, key or named or f"#{pk}") for pk, key, named in some),
+        examples=examples,
+        decisions=missed_discards.sentences(examples) if name == "discard_missed" else (),
     )

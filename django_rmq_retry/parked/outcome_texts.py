@@ -239,7 +239,7 @@ def decisions_since(selection: Selection) -> list[str]:
     if not groups:
         return []
     acts = OperatorAction.objects.filter(group__in=groups, action__in=DECIDING, at__gte=selection.as_of)
-    return [_act_text(act) for act in acts.order_by("-number")[:MOST_DECISIONS]]
+    return [act_in_words(act) for act in acts.order_by("-number")[:MOST_DECISIONS]]
 
 
 def decisions_on(examples: Sequence[tuple[int, str]]) -> list[tuple[int, str, str]]:
@@ -254,10 +254,10 @@ def _changed_by(pk: int) -> str:
     """Return who last changed an open message; empty if nobody did."""
     acts = OperatorAction.objects.filter(acts_on([pk], runs=()), action__in=CHANGING)
     act = acts.order_by("-number").first()
-    return _act_text(act) if act else ""
+    return act_in_words(act) if act else ""
 
 
-def _act_text(act: OperatorAction) -> str:
+def act_in_words(act: OperatorAction) -> str:
     text = _("{action} by {name}, {when}.")
     return text.format(action=act.get_action_display(), name=act.who, when=_minute(act.at))
 

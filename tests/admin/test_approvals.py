@@ -17,6 +17,7 @@ from django_rmq_retry.health.rules import Code
 from django_rmq_retry.models import (
     ApprovalRequest,
     GatedAct,
+    ItemReason,
     MessageVersion,
     OperatorAction,
     ParkedMessage,
@@ -25,7 +26,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.parked import key_lists
-from django_rmq_retry.parked.actions import discard
+from django_rmq_retry.parked.actions import discard, hold, restore, unhold
 from django_rmq_retry.parked.approvals import empty_ended, mark
 from django_rmq_retry.parked.edit import propose, store
 from django_rmq_retry.parked.operators import Actor
@@ -34,6 +35,9 @@ from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of, is_north
 from tests.admin.looking import Page, press
 from tests.admin.stopped import trip
+from tests.commands.running import run
+from tests.operators.driving import Clock, Targets
+from tests.operators.made import driver_of, requeue_run
 from tests.operators.second_person import MAY, actor_of, needing_second_person
 from tests.tooling.marks import NIGHTLY_BUT_ON_SQLITE
 
@@ -794,10 +798,89 @@ def test_the_timeline_tells_how_a_request_ended_and_why_it_left_the_message_out(
     shown = Page(page.get(f"{ADMIN}parkedmessage/{some[1].pk}/change/"))
     left = "Left out of the requeue · requeue run 1 It was changed after it was chosen."
     if "discard" in act:
-        left = "Left out of the discard It had changed since that was asked for"
+        left = "Left out of the discard · Request 1 It had changed since that was asked for: Edit by fix, "
 
     assert re.search(rf"{re.escape(left)}.* Approved by bob · Request 1 phoned .*Approval asked for by ann", shown.text)
     assert shown.links["Request 1"] == address
+
+
+class TestAnApprovedDiscardThatLeftAMessageOut:
+    """The bank had paid it by hand; when its hold was over, one click paid it again."""
+
+    @pytest.fixture(params=["named", "of a group"])
+    def address(self, request: pytest.FixtureRequest, ann: User, bob: User) -> str:
+        some = two()
+        author, second = client_of(ann), client_of(bob)
+        chosen = {"sel": made.selected(*some)} if request.param == "named" else {"group": some[0].group_id}
+        page = author.get(f"{ADMIN}parkedmessage/discard/", chosen, follow=True)
+        address = place(press(author, page, "Ask for approval", category="handled elsewhere", text="bank paid by hand"))
+        dave = Actor.of_code("dave")
+        hold(Selection.of_ids([some[1].pk]), dave, until=timezone.now() + timedelta(hours=1), reason="look at it")
+        press(second, second.get(address), "Approve")
+        return address
+
+    @pytest.fixture
+    def missed(self, address: str) -> ParkedMessage:
+        del address
+        left = ParkedMessage.objects.get(business_key="PAY-2")
+        unhold(Selection.of_ids([left.pk]), Actor.of_code("dave"))
+        return left
+
+    @pytest.mark.database
+    def test_names_it_with_the_reason_on_its_page(self, address: str, bob: User) -> None:
+        shown = Page(client_of(bob).get(address))
+
+        assert "1 of 2" in shown.text
+        assert "Left out PAY-2 It had changed since that was asked for: Hold by dave, " in shown.text
+        assert "parkedmessage/" in shown.links["PAY-2"]
+
+    @pytest.mark.database
+    def test_warns_on_its_page_and_leaves_it_out_of_a_requeue_unless_it_is_included(
+        self, missed: ParkedMessage, bob: User
+    ) -> None:
+        why = r"\(Handled elsewhere: bank paid by hand, bob, [^)]*\)"
+        told = f"A discard of this message was approved {why}, but not done"
+        client = client_of(bob)
+        page = Page(client.get(f"{ADMIN}parkedmessage/{missed.pk}/change/"))
+        preview = client.get(f"{ADMIN}requeuerun/preview/", {"message": missed.pk}, follow=True)
+        included = press(client, preview, "Include anyway 1 should have been discarded")
+
+        assert re.search(told, page.text[: page.text.index("Timeline")])
+        assert re.search(told, Page(preview).text)
+        assert (preview.context["report"].sendable, included.context["report"].sendable) == (0, 1)
+        assert re.search(told, run("rmq_parked", "show", str(missed.pk)).out)
+        dry = run("rmq_parked", "requeue", str(missed.pk), "--dry-run").out
+        assert "1 discard missed, left out (--include discard_missed sends it)" in dry
+        assert re.search(told, dry)
+
+    def test_is_forgotten_once_it_was_discarded_all_the_same(
+        self, missed: ParkedMessage, address: str, bob: User
+    ) -> None:
+        one = Selection.of_ids([missed.pk])
+        discard(one, Actor.of_code("dave"), category="handled elsewhere")
+        page = Page(client_of(bob).get(address)).text
+        restore(Selection.of_ids([missed.pk]), Actor.of_code("dave"))
+        client = client_of(bob)
+        preview = client.get(f"{ADMIN}requeuerun/preview/", {"message": missed.pk}, follow=True)
+
+        assert "Discarded " in page[page.index("Left out") :]
+        assert preview.context["report"].sendable == 1
+
+
+def test_a_run_that_had_listed_a_message_before_its_discard_was_approved_does_not_send_it(
+    ann: User, bob: User, sent: list[Message]
+) -> None:
+    """The run was started after the message was edited, and the discard asked for before."""
+    some = two()
+    author, second = client_of(ann), client_of(bob)
+    page = author.get(f"{ADMIN}parkedmessage/discard/", {"sel": made.selected(*some)})
+    address = place(press(author, page, "Ask for approval", category="handled elsewhere"))
+    store(some[1].pk, Actor.of_code("fix"), propose(some[1], text='{"amount": 1.00}'), version=1, reason="amount")
+    listed = requeue_run(Selection.of_ids([some[1].pk]), Actor.of_code("fix"), reason="again")
+    press(second, second.get(address), "Approve")
+    driver_of(listed, clock=Clock(), targets=Targets()).step()
+
+    assert (listed.items.get().skip_code, sent) == (ItemReason.CHANGED, [])
 
 
 def test_the_timeline_tells_that_a_request_expired(ann: User, page: Client) -> None:
