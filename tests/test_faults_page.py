@@ -6,7 +6,7 @@ from tests.tooling.pages import DOCS, ROOT, page
 
 MATRIX = page("failures.md").read_text()
 PROOFS = page("proofs.md").read_text()
-CATALOGUE = {"A": 50, "B": 47, "C": 36, "D": 35, "E": 22}
+CATALOGUE = {"A": 50, "B": 47, "C": 37, "D": 35, "E": 22}
 """The number of rows of each letter."""
 WANTED = [f"{part}-{number}" for part, last in CATALOGUE.items() for number in range(1, last + 1)]
 HARMLESS = {

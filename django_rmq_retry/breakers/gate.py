@@ -6,13 +6,20 @@ from dataclasses import replace
 from typing import Protocol
 
 from django_rmq_retry.breakers.local_queue import Consuming, LocalQueue, NoPauseControl, PauseControl, apply
-from django_rmq_retry.breakers.log_lines import announce, log_change, log_store_away, log_store_back
+from django_rmq_retry.breakers.log_lines import (
+    announce,
+    log_change,
+    log_read,
+    log_store_away,
+    log_store_back,
+    log_unread,
+)
 from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.handlers.call import Unready
 from django_rmq_retry.handlers.settlement import put_back
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.message import Delivery, Settlement
-from django_rmq_retry.messages.texts import ErrorNote, short
+from django_rmq_retry.messages.texts import ErrorNote, one_line, short
 from django_rmq_retry.policies.breaker import Circuit, End
 from django_rmq_retry.policies.policy import uncounted_retry
 from django_rmq_retry.policies.verdict import Verdict
@@ -23,10 +30,15 @@ READ_SECONDS = 1.0
 """Seconds between two reads of the state that all processes share."""
 READ_AGAIN_SECONDS = 5.0
 """Seconds between two reads while the store does not answer."""
+UNREAD_LOG_SECONDS = 60.0
+"""Seconds between two log lines of a process that takes no message, because the pauses were never read."""
 
 
 class SharedStore(Protocol):
     def read(self, queues: Collection[str]) -> Mapping[str, QueueState]: ...
+
+    def is_missing(self) -> bool:
+        """Return True if there is no table, so that nobody can have paused a queue."""
 
     def put(self, queue: str, circuit: Circuit, who: str) -> None: ...
 
@@ -53,6 +65,11 @@ class BreakerGate:
         self._queues = {work_queue.queue.name: LocalQueue.of(work_queue) for work_queue in work_queues}
         # A row of an auto-delete queue is from before it became one; a pause would let the broker delete the queue.
         self._pausable = [work_queue.queue.name for work_queue in work_queues if not work_queue.queue.auto_delete]
+        for queue in self._pausable if store is not None else ():
+            self._queues[queue].known = False
+        self.unread = store is not None and bool(self._pausable)
+        """True until the pauses were read once and applied; until then only queues that cannot be paused flow."""
+        self._unread_since = self._unread_told = 0.0
         self._store = store
         self._now = now
         self._chance = chance
@@ -97,14 +114,32 @@ class BreakerGate:
         spare = after.opened and (after != before or breaker.names(error) or after.kind == _kind(verdict, error))
         return uncounted_retry(verdict, subscription.policy) if end is End.BAD and spare else verdict
 
+    def hold_back(self) -> None:
+        """Take nothing from the queues until their pauses were read. Called before the consumer starts."""
+        self._unread_since = now = self._now()
+        for local in self._queues.values():
+            apply(local, now, self.control)
+
+    def tell_unread(self, cause: str) -> None:
+        """Log, once a minute, that no message is taken."""
+        now = self._now()
+        if self.unread and now - self._unread_told >= UNREAD_LOG_SECONDS:
+            self._unread_told = now
+            log_unread(cause, self._unread_since or now)
+
     def turn(self) -> float:
         """Exchange changes with the store, if it answers, and apply them; return the seconds until the next call."""
         rows = self._exchange()
         now = self._now()
         for local in self._queues.values():
             self._update(local, rows, now)
+        # Once all are applied: until then a burst would find no queue to wait for.
+        if self.unread and all(local.known for local in self._queues.values()):
+            self.unread = False
+            if self._unread_told:
+                log_read(self._unread_since)
         self.first_read.set()
-        due, look = self.next_due(), READ_AGAIN_SECONDS if self._store_away else READ_SECONDS
+        due, look = self.next_due(), READ_AGAIN_SECONDS if self._store_away or self.unread else READ_SECONDS
         # A change that was due already has just been attempted without success.
         return look if due is None or due <= now else max(0.0, min(look, due - self._now()))
 
@@ -153,14 +188,24 @@ class BreakerGate:
                 self._write(store, local)
             rows = store.read(self._pausable)
         except Exception as error:  # noqa: BLE001 - any error of a database driver
+            if self.unread and not self._is_missing(store):
+                self.tell_unread(one_line(error))
+                return None
             if not self._store_away:
                 log_store_away(error, warn=self._warn)
             self._store_away = True
-            return None
+            # Without a table there are no rows, which is known then.
+            return {} if self.unread else None
         if self._store_away:
             log_store_back(warn=self._warn)
         self._store_away = False
         return rows
+
+    def _is_missing(self, store: SharedStore) -> bool:
+        try:
+            return store.is_missing()
+        except Exception:  # noqa: BLE001 - any error of a database driver: it does not answer
+            return False
 
     def _write(self, store: SharedStore, local: LocalQueue) -> None:
         with local.lock:
@@ -176,9 +221,10 @@ class BreakerGate:
             store.renew(local.queue, self._who, self._now() + LEASE_SECONDS)
 
     def _update(self, local: LocalQueue, rows: Mapping[str, QueueState] | None, now: float) -> None:
-        before, opened = local.stored, local.circuit.opened
+        before, opened, known = local.stored, local.circuit.opened, local.known
         with local.lock:
             if rows is not None:
+                local.known = True
                 local.stored = rows.get(local.queue) or QueueState(queue=local.queue)
                 # A change made here after the write to the store is not in the rows yet.
                 local.circuit = local.circuit if local.pending else local.stored.circuit
@@ -190,7 +236,9 @@ class BreakerGate:
         due = not local.stored.is_paused(now) and local.circuit.due(now) and not local.probing
         if due and self.control.able() and self._claims(local, now, rows):
             self._start_probe(local, now)
-        log_change(local, before, apply(local, now, self.control), now)
+        mode = apply(local, now, self.control)
+        if local.known:
+            log_change(local, before, mode if known else Consuming.ALL, now)
 
     def _start_probe(self, local: LocalQueue, now: float) -> None:
         with local.lock:

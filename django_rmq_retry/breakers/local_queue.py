@@ -72,6 +72,8 @@ class LocalQueue:
     pending: bool = False
     """True if the circuit has changed here and the database does not have the change yet."""
     mode: Consuming = Consuming.ALL
+    known: bool = True
+    """False until the queue's row was read once: an operator may have paused it before this process started."""
 
     @classmethod
     def of(cls, work_queue: WorkQueue) -> "LocalQueue":
@@ -89,7 +91,7 @@ class LocalQueue:
         )
 
     def wanted(self, now: float) -> Consuming:
-        if self.stored.is_paused(now):
+        if not self.known or self.stored.is_paused(now):
             return Consuming.NONE
         if not self.circuit.opened:
             return Consuming.ALL

@@ -51,6 +51,19 @@ def log_store_away(error: Exception, *, warn: bool) -> None:
     log.log(logging.WARNING if warn else logging.DEBUG, text, one_line(error), extra={"event": "unshared"})
 
 
+def log_unread(cause: str, since: float) -> None:
+    text = (
+        "No message is taken until the pauses of the queues have been read once: an operator may have paused one. "
+        "Waiting for the database since %s: %s"
+    )
+    log.warning(text, clock(since), cause, extra={"event": "unread"})
+
+
+def log_read(since: float) -> None:
+    text = "The pauses of the queues have been read; messages are taken now. The wait began at %s"
+    log.warning(text, clock(since), extra={"event": "read"})
+
+
 def log_store_back(*, warn: bool) -> None:
     level = logging.INFO if warn else logging.DEBUG
     log.log(level, "The shared state of breakers and pauses can be read again", extra={"event": "shared"})

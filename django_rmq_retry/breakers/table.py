@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from django.db import IntegrityError, router, transaction
+from django.core.exceptions import ImproperlyConfigured
+from django.db import IntegrityError, connections, router, transaction
 from django.db.models import Q
 
 from django_rmq_retry import database_clock
@@ -91,6 +92,14 @@ class BreakerTable:
         database_clock.now(controls_alias())
         rows = QueueControl.objects.using(controls_alias()).filter(queue__in=list(queues))
         return {row.queue: state_of(row) for row in rows}
+
+    def is_missing(self) -> bool:
+        """Return True if the database has no such table, or the project has no database."""
+        try:
+            connection = connections[controls_alias()]
+            return QueueControl._meta.db_table not in connection.introspection.table_names()  # noqa: SLF001 - documented
+        except ImproperlyConfigured:
+            return True
 
     def put(self, queue: str, circuit: Circuit, who: str) -> None:
         """Write this process's state of a breaker. A successful probe closes it even if another process is probing."""

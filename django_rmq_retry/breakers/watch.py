@@ -11,7 +11,7 @@ from django_rmq_retry.recurring import Recurring
 log = logging.getLogger("django_rmq_retry")
 
 FIRST_READ_SECONDS = 2.0
-"""Seconds that a consumer waits for the first read before it starts, so that it consumes no paused queue."""
+"""Seconds that a consumer waits for the first read before it starts; until it is done, no queue is consumed."""
 
 
 class Watch(Recurring):
@@ -27,8 +27,10 @@ class Watch(Recurring):
 
     def start(self) -> None:
         """Start the thread and return after its first read of the database, or after ``FIRST_READ_SECONDS``."""
+        self._gate.hold_back()
         super().start()
-        self._gate.first_read.wait(FIRST_READ_SECONDS)
+        if not self._gate.first_read.wait(FIRST_READ_SECONDS):
+            self._gate.tell_unread("it does not answer")
 
     def wait(self, seconds: float) -> None:
         self._gate.changed.wait(seconds)

@@ -90,6 +90,7 @@ def consumer(
     )
     # The attempts need the gate, the consumer needs the attempts, and the gate pauses queues of the consumer.
     breaker_gate.control = made.pauses
+    made.unread = lambda: breaker_gate.unread
     heartbeat = None
     if settings.records:
         at_once = sum(made.sizes)

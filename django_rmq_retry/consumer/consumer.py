@@ -127,6 +127,8 @@ class Consumer:
         self.online = False
         self.lost_since: float | None = None
         """The monotonic time at which the connection was lost; None while there is one, and before the first one."""
+        self.unread: Callable[[], bool] = lambda: False
+        """Returns True until the pauses of the queues were read once: none of them is consumed before."""
         able = lambda: self.online and not self._over  # noqa: E731
         self.pauses = QueuePauses(work_queues, source, self._workers, self._sequencer, able=able)
 
@@ -172,7 +174,7 @@ class Consumer:
     @property
     def ready(self) -> bool:
         """True if it is connected, consumes each queue that is not paused, and is not stopping."""
-        return self.online and not self._over and self._source.ready
+        return self.online and not self._over and not self.unread() and self._source.ready
 
     @property
     def stuck_since(self) -> float | None:
@@ -354,7 +356,7 @@ class Consumer:
             self.stop("The I/O thread has ended, or does not respond.", Exit.ERROR)
         elif self._limits.seconds is not None and age >= self._limits.seconds:
             self.stop(f"the limit of {self._limits.seconds:g} s is reached")
-        elif self._limits.burst:
+        elif self._limits.burst and not self.unread():
             self._source.report_emptiness(self._emptied)
         for check in self._limits.also:
             why = check()

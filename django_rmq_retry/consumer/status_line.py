@@ -181,6 +181,8 @@ def status_text(consumer: Consumer, events: Events, *, without_signs: bool) -> C
             words.append(f"halted: {', '.join(halt.queue for halt in events.halts)}")
         if not consumer.online:
             words.append("no broker")
+        if consumer.unread():
+            words.append("waiting for the database")
         words.append("stopping, Ctrl-C: stop at once" if consumer.why else "Ctrl-C: finish and stop")
         return (", " if without_signs else " · ").join(words)
 

@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 from django.db import connections
 
 from django_rmq_retry import Breaker, InPlace, Queue, RetryThenPark
-from django_rmq_retry.breakers.gate import LEASE_SECONDS, READ_SECONDS, BreakerGate
+from django_rmq_retry.breakers.gate import LEASE_SECONDS, READ_AGAIN_SECONDS, READ_SECONDS, BreakerGate
+from django_rmq_retry.breakers.halts import Halts
+from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.breakers.rates import AHEAD_SECONDS, RateGate
 from django_rmq_retry.breakers.table import BreakerTable, RateTable
+from django_rmq_retry.breakers.watch import Watch
 from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.messages import Instruction
 from django_rmq_retry.models import HandlerRate, QueueControl
@@ -22,6 +26,7 @@ from tests.messages.exceptions import BankDown
 from tests.tooling.filled import Own
 from tests.tooling.marks import nightly_on_sqlite
 from tests.tooling.owned import routed
+from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 QUEUE = "payments"
@@ -311,6 +316,83 @@ def test_a_pause_by_an_operator_stops_every_probe() -> None:
     one.turn(1)
 
     assert (held, one.control.done) == (["shut"], ["shut", "one"])
+
+
+def test_nothing_flows_until_the_pauses_were_read_once(caplog: pytest.LogCaptureFixture) -> None:
+    QueueControl.objects.create(queue=QUEUE, paused=True, by="ann", reason="closing")
+    store = Away()
+    store.away = True
+    one, delivered = Process("one", store), delivery(queue=QUEUE)
+    one.gate.hold_back()
+    with caplog.at_level(logging.INFO):
+        waits = [one.turn(after) for after in (0, 1, 58, 1)]
+        held = one.gate.unread, one.gate.enter(delivered, one.subscription) is not None, list(one.control.done)
+        store.away = False
+        one.turn()
+        read = one.gate.unread, list(one.control.done)
+        QueueControl.objects.update(paused=False)
+        one.turn()
+        store.away = True
+        one.turn()
+
+    assert (waits, held) == ([READ_AGAIN_SECONDS] * 4, (True, True, ["shut"]))
+    assert (read, one.control.done) == ((False, ["shut"]), ["shut", "open"])
+    assert one.gate.enter(delivered, one.subscription) is None
+    assert [vars(record)["event"] for record in caplog.records] == [
+        *("unread", "unread", "switched", "read", "switched", "unshared"),
+    ]
+
+
+def test_a_queue_that_nobody_paused_flows_after_the_first_read_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one = Process("one")
+    one.gate.hold_back()
+    held = list(one.control.done)
+    with caplog.at_level(logging.INFO):
+        one.turn()
+
+    assert (held, one.control.done, one.gate.unread) == (["shut"], ["shut", "open"], False)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("database", [True, False])
+def test_a_project_without_the_table_has_no_pauses_to_wait_for(
+    database: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if database:
+        monkeypatch.setattr(QueueControl._meta, "db_table", "nowhere")
+    else:
+        none = connections.configure_settings({"default": {}, "none": {}})["none"]
+        monkeypatch.setitem(connections.settings, "none", none)
+        monkeypatch.setattr("django_rmq_retry.breakers.table.controls_alias", lambda: "none")
+    one = Process("one")
+    one.gate.hold_back()
+    one.turn()
+
+    assert (one.control.done, one.gate.unread) == (["shut", "open"], False)
+
+
+def test_a_database_that_hangs_holds_the_queues_but_not_the_process(caplog: pytest.LogCaptureFixture) -> None:
+    answers = threading.Event()
+
+    class Hanging(BreakerTable):
+        def read(self, queues: Collection[str]) -> Mapping[str, QueueState]:
+            answers.wait(20)
+            return {}
+
+    one = Process("one", Hanging())
+    watch = Watch(one.gate, Halts(list, "one", holds=bool, let_go=print), with_connections=nullcontext)
+    watch.start()
+    during = one.gate.unread, list(one.control.done), caplog.messages
+    answers.set()
+    wait_until(lambda: not one.gate.unread)
+    watch.stop(20)
+
+    assert during[:2] == (True, ["shut"])
+    assert [line.rpartition(": ")[2] for line in during[2]][:1] == ["it does not answer"]
+    assert one.control.done == ["shut", "open"]
 
 
 def test_without_the_database_a_process_uses_its_last_known_state(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,12 +1,16 @@
 """Breakers, pauses and rates of real processes, on a real broker and each database."""
 
+import json
 from contextlib import ExitStack
 from itertools import pairwise
 
 import pytest
+from django.db import connections
 
 from django_rmq_retry.models import QueueControl
 from tests.breakers.bank import Bank
+from tests.tooling.filled import VARIABLE
+from tests.tooling.proxy import proxy_to
 from tests.tooling.waiting import longer, wait_until
 
 pytestmark = [pytest.mark.database, pytest.mark.long]
@@ -113,6 +117,37 @@ def test_an_operator_pauses_and_resumes_a_queue(bank: Bank) -> None:
     assert [told.returncode for told in (paused, listed, resumed)] == [0, 0, 0]
     assert "mails\tpaused" in listed.stdout
     assert (fresh, codes) == (0, [0, 0])
+
+
+def test_a_worker_started_without_its_database_takes_nothing_from_a_paused_queue(bank: Bank) -> None:
+    if connections["own"].vendor != "postgresql":
+        pytest.skip("SQLite is no server, and on MariaDB Django's own checks need it at the start")
+    bank.run("rmq_queue", "pause", "payments", "--reason", "the bank closes its books")
+    bank.publish("payments", "held")
+    bank.publish("mails", "free")
+    settings = json.loads(bank.records[VARIABLE])
+    with proxy_to(int(settings["PORT"] or 5432)) as proxy:
+        bank.more = {VARIABLE: json.dumps({**settings, "HOST": "127.0.0.1", "PORT": str(proxy.port)})}
+        proxy.refuse()
+        with bank.consuming() as lasting, bank.consuming("--burst") as burst:
+            for one in (lasting, burst):
+                one.says("Connected to")
+                one.says("No message is taken until the pauses of the queues have been read")
+            during = [bank.did(), *(bank.ready(queue) + 10 * bank.consumers(queue) for queue in ("payments", "mails"))]
+            proxy.accept()
+            wait_until(lambda: bank.did() == ["free"])
+            lasting.says("Queue 'payments' is paused by")
+            lasting.says("The pauses of the queues have been read")
+            code = burst.process.wait(timeout=30)
+            wait_until(lambda: bank.consumers("mails") == 1)
+            proxy.refuse()
+            lasting.says("The shared state of breakers and pauses cannot be read")
+            bank.publish("mails", "later")
+            wait_until(lambda: bank.did() == ["free", "later"])
+            codes = [code, lasting.stopped()]
+
+    assert (during, codes) == ([[], 1, 1], [0, 0])
+    assert (bank.ready("payments"), lasting.said.count("resumes")) == (1, 0)
 
 
 def test_a_pause_with_an_end_expires(bank: Bank) -> None:
