@@ -36,6 +36,7 @@ class AlertFinding:
     since: datetime | None = None
     why: str = ""
     fix: str = ""
+    causes: tuple[str, ...] = ()
     of_queues: bool = False
     """True if it is unknown while the broker does not answer."""
 
@@ -52,6 +53,7 @@ class AlertFinding:
             since=problem.since,
             why=_line(problem.why),
             fix=_line(problem.fix),
+            causes=problem.causes,
             of_queues=of_queues,
         )
 

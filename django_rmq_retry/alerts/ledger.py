@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -14,6 +14,8 @@ LASTS_SECONDS = 20.0
 TIMES_WORSE = 10
 """A finding with so many times the messages that were told is worse. By this factor a sentence means something else;
 at a smaller one, an outage would send an alert in every window without news."""
+MOST_NAMED = 3
+"""New causes that an alert names."""
 MOST_TRIES = 5
 FIRST_WAIT_SECONDS = 10.0
 """Seconds before the second try; each later one waits twice as long."""
@@ -45,6 +47,8 @@ class LedgerEntry:
     text: str
     of_queues: bool
     seen_at: float
+    causes: list[str] = field(default_factory=list)
+    """Short hashes of the causes that were told, because a row has room for thousands of these."""
     told_at: float = 0.0
     """The time of the last alert; 0 if there was none."""
     over: bool = False
@@ -137,6 +141,7 @@ def _entry(finding: AlertFinding, *, seen_at: float, told_at: float = 0.0) -> Le
         count=finding.count,
         text=finding.text,
         of_queues=finding.of_queues,
+        causes=[_short(cause) for cause in finding.causes],
         seen_at=seen_at,
         told_at=told_at,
     )
@@ -149,9 +154,21 @@ def _event(entry: LedgerEntry, finding: AlertFinding) -> AlertEvent | None:
     if not entry.told_at:
         return AlertEvent.BEGINS
     worse = finding.severity > entry.severity or finding.count >= TIMES_WORSE * max(entry.count, 1)
-    return AlertEvent.WORSENS if worse else None
+    return AlertEvent.WORSENS if worse or _new_causes(entry, finding) else None
+
+
+def _new_causes(entry: LedgerEntry, finding: AlertFinding) -> list[str]:
+    known = set(entry.causes)
+    return [cause for cause in finding.causes if _short(cause) not in known]
+
+
+def _short(cause: str) -> str:
+    return hashlib.sha256(cause.encode()).hexdigest()[:12]
 
 
 def _alert(event: AlertEvent, finding: AlertFinding, entry: LedgerEntry) -> Alert:
+    if event is AlertEvent.WORSENS and (new := _new_causes(entry, finding)):
+        more = f" and {len(new) - MOST_NAMED} more" if len(new) > MOST_NAMED else ""
+        finding = replace(finding, why=f"New: {', '.join(new[:MOST_NAMED])}{more}. {finding.why}")
     facts = "\0".join([finding.key, event, repr(entry.seen_at), repr(entry.told_at)])
     return Alert(event=event, id=hashlib.sha256(facts.encode()).hexdigest()[:32], finding=finding)

@@ -31,6 +31,7 @@ SEND_SECONDS = 10.0
 TIMESTAMP, SIGNATURE, NUMBER = "Rmq-Retry-Timestamp", "Rmq-Retry-Signature", "Rmq-Retry-Alert"
 """The headers of the webhook."""
 STATUS_PAGE = "rmq_retry/livestatus/"
+NOWHERE = {f"django.core.mail.backends.{name}.EmailBackend" for name in ("console", "dummy", "filebased", "locmem")}
 WORDS = {
     AlertEvent.BEGINS: "begins",
     AlertEvent.WORSENS: "is worse",
@@ -60,6 +61,8 @@ class Way(Protocol):
     name: str
     to: str
     """Whom it reaches, for people."""
+    remark: str
+    """What a test has to say although it was sent."""
 
     def send(self, alert: Alert) -> None:
         """Send it, or raise."""
@@ -86,6 +89,9 @@ class Mail:
         self._settings = settings
         recipients = settings.alerts.mail
         self.to = "ADMINS" if recipients == ADMINS else plural(len(recipients), "address", "es")
+        mailers = getattr(project, "MAILERS", None)
+        backend = mailers.get("default", {}).get("BACKEND", "") if mailers else project.EMAIL_BACKEND
+        self.remark = f"but {backend} delivers to nobody" if backend in NOWHERE else ""
 
     def send(self, alert: Alert) -> None:
         recipients = self._settings.alerts.mail
@@ -119,6 +125,7 @@ class Mail:
 
 class Webhook:
     name = "webhook"
+    remark = ""
 
     def __init__(self, settings: Settings, url: Secret, secret: Secret) -> None:
         self._settings = settings

@@ -194,6 +194,8 @@ class Survey:
     parked_in: Mapping[str, int] = field(default_factory=dict)
     """The parked messages by the queue in which they failed; they add up to the number of all."""
     cause: LargestCause | None = None
+    causes: tuple[str, ...] = ()
+    """Each error of parked messages, with its queue."""
     runs: tuple[RequeueRun, ...] = ()
     """The active ones."""
     to_send: int = 0
@@ -267,6 +269,7 @@ def survey(*, page: bool = False) -> Survey:
         parked=parked_now,
         parked_in=origins.by_queue,
         cause=largest_cause(now, origins, parked_now.groups) if parked_now.count else None,
+        causes=origins.causes,
         runs=runs,
         to_send=to_send(runs, parked_now.count),
         twice=tuple(run for run in known if run.handled_twice),
@@ -341,6 +344,11 @@ class ParkedByOrigin:
         for (cause, _queue), number in self.counts.items():
             found[cause] += number
         return found
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Return each error that is not muted, with its queue."""
+        return tuple(sorted({f"{cause} in {queue}" for cause, queue in self.counts if cause.heard}))
 
     def places(self, cause: Cause) -> Counter[str]:
         """Return the queues of a cause, each with its number of messages."""

@@ -365,6 +365,7 @@ def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
             subject=str(survey.cause.only) if survey.cause and survey.cause.only is not None else "",
             count=parked.count,
             since=parked.oldest,
+            causes=survey.causes,
             values={
                 **_waited(now - parked.oldest, most or PARKED_TOO_LONG),
                 "cause": _handled_already(survey.parked) + _caused(survey),

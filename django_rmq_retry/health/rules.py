@@ -644,6 +644,8 @@ class Problem:
     since: datetime | None = None
     as_of: datetime | None = None
     """When it was seen last, if that cannot be looked at now."""
+    causes: tuple[str, ...] = ()
+    """What causes it. An alert tells of one that is new."""
     values: Mapping[str, object] = field(default_factory=dict)
     """What else the templates of its rule name."""
 

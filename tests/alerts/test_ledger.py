@@ -21,6 +21,7 @@ class Way:
     def __init__(self) -> None:
         self.rows: dict[str, Any] = {}
         self.ids: list[str] = []
+        self.whys: list[str] = []
 
     def at(self, second: float, *found: AlertFinding, blind: bool = False, accepts: bool = True) -> list[str]:
         """Look at that second; return the alerts that left."""
@@ -28,6 +29,7 @@ class Way:
         alerts = ledger.due(Found(findings=found, blind=blind), START + second)
         for alert in alerts:
             self.ids.append(alert.id)
+            self.whys.append(alert.finding.why)
             if accepts:
                 ledger.sent(alert, START + second)
             else:
@@ -85,6 +87,27 @@ def test_a_finding_with_ten_times_the_messages_is_worse_and_with_nine_times_is_n
     assert looks(way, (2000, 2015), replace(parked, count=399)) == []
     assert looks(way, (2030, 2045), replace(parked, count=400)) == ["worsens IDLE"]
     assert looks(way, (4000, 4015), replace(parked, count=399)) == []
+
+
+def test_another_error_or_queue_is_worse_once_in_a_window() -> None:
+    way = Way()
+    parked = replace(IDLE, causes=("BankDown in pay",), why="One waits.")
+    looks(way, (0, 30), parked)
+    more = replace(parked, causes=("BankDown in pay", "BankDown in refund", "KeyError in pay"))
+
+    assert looks(way, range(45, int(WINDOW) + 15, 15), more) == []
+    assert looks(way, range(int(WINDOW) + 30, 5000, 15), more) == ["worsens IDLE"]
+    assert way.whys[-1] == "New: BankDown in refund, KeyError in pay. One waits."
+    assert looks(way, range(5000, 7000, 15), parked, replace(more, key="x")) == ["begins IDLE"]
+    assert looks(way, range(7000, 9000, 15), more) == ["ends IDLE"]
+
+
+def test_of_many_new_causes_an_alert_names_three() -> None:
+    way = Way()
+    looks(way, (0, 30), IDLE)
+    looks(way, (2000, 2015), replace(IDLE, causes=tuple(f"Error{number} in pay" for number in range(5))))
+
+    assert way.whys[-1] == f"New: Error0 in pay, Error1 in pay, Error2 in pay and 2 more. {IDLE.why}"
 
 
 def test_the_later_code_of_a_finding_is_the_same_finding() -> None:

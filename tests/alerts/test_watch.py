@@ -23,6 +23,7 @@ from django_rmq_retry.alerts.watch import AlertWatcher
 from django_rmq_retry.alerts.ways import TimeLimitedWay
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import AlertWatch, QueueControl
+from tests.admin import made
 from tests.alerts.made import HALTED, IDLE
 from tests.alerts.receiving import PATH, SECRET, Receiver
 from tests.amqp.declared import declare
@@ -45,7 +46,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 class Kept:
     """A way that keeps what it was given, or fails."""
 
-    name, to = "mail", "1 address"
+    name, to, remark = "mail", "1 address", ""
 
     def __init__(self, fails: Exception | None = None) -> None:
         self.fails = fails
@@ -188,6 +189,16 @@ def test_codes_and_levels_that_are_not_wanted_are_left_out() -> None:
     assert found() == ["BROKER_AWAY", "HALTED"]
     assert found(LEVEL="error") == ["BROKER_AWAY"]
     assert found(WITHOUT=["BROKER_AWAY"]) == ["HALTED"]
+
+
+def test_another_error_is_found_by_its_name_and_queue_unless_its_group_is_muted() -> None:
+    group = made.group(title="BankDown")
+    made.message(group, queue="pay")
+    made.message(group, queue="refund")
+    made.message(made.group(title="KeyError", muted=True), queue="pay")
+
+    [parked] = [one for one in find_with({"MAIL": ["ops@bank.example"]}) if one.code == "PARKED"]
+    assert parked.causes == ("BankDown in pay", "BankDown in refund")
 
 
 @pytest.mark.usefixtures("no_handlers")

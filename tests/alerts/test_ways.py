@@ -41,6 +41,7 @@ FINDING = AlertFinding(
 )
 ALERT = Alert(event=AlertEvent.BEGINS, id="a1", finding=FINDING)
 ADMIN = "https://bank.example/admin/"
+KEPT = "but django.core.mail.backends.locmem.EmailBackend delivers to nobody"
 OURS = "https://django-rmq-retry.readthedocs.io/en/latest/operate/runbook.html"
 
 
@@ -155,7 +156,7 @@ def test_a_webhook_that_is_down_is_named_without_its_address() -> None:
 class Silent:
     """A mail server that accepts a connection and says nothing until it is let go."""
 
-    name, to = "mail", "1 address"
+    name, to, remark = "mail", "1 address", ""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -188,7 +189,8 @@ def test_the_doctor_sends_one_test_by_each_way(receiving: Receiver) -> None:
     with configured(MAIL=["ops@bank.example"], WEBHOOK=receiving.url, SECRET=SECRET):
         ran = run("rmq_doctor", "--alerts", "test")
 
-    assert (ran.code, ran.out.splitlines()) == (Exit.DONE, ["mail to 1 address: sent", "webhook to 127.0.0.1: sent"])
+    assert ran.code == Exit.DONE
+    assert ran.out.splitlines() == [f"mail to 1 address: sent, {KEPT}", "webhook to 127.0.0.1: sent"]
     assert [json.loads(body)["event"] for _, body in receiving.got] == ["test"]
     assert [one.subject for one in mail.outbox] == [
         "[PRODUCTION] Information is a test: rmq_doctor --alerts test was run, and this alert arrived"
@@ -202,9 +204,20 @@ def test_the_doctor_says_which_way_failed(receiving: Receiver) -> None:
 
     assert ran.code == Exit.UNHEALTHY
     assert ran.data["items"] == [
-        {"way": "mail", "to": "1 address", "sent": True, "reason": ""},
+        {"way": "mail", "to": "1 address", "sent": True, "reason": KEPT},
         {"way": "webhook", "to": "127.0.0.1", "sent": False, "reason": "it answered 403"},
     ]
+
+
+@pytest.mark.parametrize(("backend", "remarked"), [("console", True), ("smtp", False)])
+def test_the_doctor_names_a_mail_backend_that_delivers_to_nobody(backend: str, remarked: bool, settings: Any) -> None:
+    name = f"django.core.mail.backends.{backend}.EmailBackend"
+    if django.VERSION >= (6, 1):
+        settings.MAILERS = {"default": {"BACKEND": name}}
+    else:
+        settings.EMAIL_BACKEND = name
+    with configured(MAIL="admins"):
+        assert (name in only_way().remark) is remarked
 
 
 def test_the_doctor_without_alerts_has_nothing_to_test() -> None:

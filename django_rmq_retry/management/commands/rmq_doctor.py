@@ -79,10 +79,13 @@ class Command(RmqCommand):
     def _test_alerts(self, options: Options) -> Exit:
         tried = [(one, TimeLimitedWay(one).send(TEST)) for one in ways(settings())]
         if options["json"]:
-            items = [{"way": one.name, "to": one.to, "sent": not why, "reason": why} for one, why in tried]
+            items = [
+                {"way": one.name, "to": one.to, "sent": not why, "reason": why or one.remark} for one, why in tried
+            ]
             self.document("doctor_alerts/1", items=items)
         for one, why in [] if options["json"] else tried:
-            self.line(f"{one.name} to {one.to}: {f'not sent, {why}' if why else 'sent'}", "ERROR" if why else "SUCCESS")
+            said = f"not sent, {why}" if why else ", ".join(filter(None, ("sent", one.remark)))
+            self.line(f"{one.name} to {one.to}: {said}", "ERROR" if why else "WARNING" if one.remark else "SUCCESS")
         if not tried:
             self.say("RMQ_RETRY['ALERTS'] names no way.")
             return Exit.NOTHING
