@@ -437,15 +437,15 @@ def _connections() -> Iterable[CheckMessage]:
             yield warning(
                 "W027",
                 f"Each message opens a new connection to the database {alias!r}: its CONN_MAX_AGE is 0.",
-                hint="In processes that consume, set CONN_MAX_AGE = 60 and CONN_HEALTH_CHECKS = True, or a pool in "
-                "OPTIONS.",
+                hint=f"In processes that consume, set 'CONN_MAX_AGE': 60 and 'CONN_HEALTH_CHECKS': True in "
+                f"DATABASES[{alias!r}], or a pool in its OPTIONS.",
             )
         elif not database["CONN_HEALTH_CHECKS"]:
             yield warning(
                 "W028",
                 f"Connections to the database {alias!r} are kept without health checks: after each restart of the "
                 "database, the first message of every thread fails one attempt.",
-                hint="Set CONN_HEALTH_CHECKS = True.",
+                hint=f"Set 'CONN_HEALTH_CHECKS': True in DATABASES[{alias!r}].",
             )
 
 
