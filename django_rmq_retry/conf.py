@@ -34,8 +34,10 @@ Urls = tuple[Secret, ...] | Callable[[], str | list[str]]
 NAME = "RMQ_RETRY"
 LOOPBACK = "127.0.0.1"
 MASKED = (
-    *("card.pan", "*.pan", "*.cvv", "*.cvc", "*.iban", "*.card_number", "*.password", "*.secret", "*.token"),
-    *("*.authorization", "*.api_key", "*.pin"),
+    *("*.pan", "*.card_number", "*.card_no", "*.credit_card", "*.credit_card_number", "*.cc", "*.cc_number"),
+    *("*.cvv", "*.cvv2", "*.cvc", "*.cvc2", "*.cvn", "*.security_code", "*.pin", "*.iban", "*.account_number"),
+    *("*.password", "*.passwd", "*.secret", "*.client_secret", "*.token", "*.access_token", "*.refresh_token"),
+    *("*.authorization", "*.api_key", "*.x_api_key", "*.ssn"),
 )
 """Fields masked by default: the last part of a path is a field's name, and * stands for any depth."""
 MOST_ASYNC_HANDLERS = 1000

@@ -81,6 +81,9 @@ ANSWERS = {
     "pausing": ("breaker", "circuit breaker", "pause", "rate limit", "throttle"),
     "permissions": ("permission", "rabbitmq user permission", "role"),
     "personal-data": ("delete customer data", "erase", "gdpr", "personal data", "privacy"),
+    "personal-data#hide-card-numbers-from-support": (
+        *("card numbers", "credit card", "hide card numbers", "mask card number", "pci"),
+    ),
     "policies": (
         *("attempts", "exponential backoff", "fire and forget", "handler timeout", "max retries"),
         *("policy", "retry", "stop retrying", "timeout"),
@@ -88,11 +91,12 @@ ANSWERS = {
     "priorities": ("max_priority", "priority", "urgent message"),
     "publishing#from-java-or-another-language": ("java", "non django", "other language", "publish from java"),
     "publishing": (
-        *("at a time", "countdown", "delay", "delay message", "delayed message", "eta", "publish"),
+        *("at a time", "countdown", "eta", "publish"),
         *("publish many", "rpc", "schedule message", "send message later"),
     ),
     "recipes": ("cookbook", "examples", "recipe"),
     "recipes#cancel-a-delayed-message": ("cancel delayed message", "cancel message", "revoke"),
+    "recipes#delay-a-message": ("delay", "delay message", "delayed message"),
     "recipes#debug-a-parked-message-on-your-machine": ("debug parked message", "export import message", "reproduce"),
     "recipes#requeue-at-2-am": ("at night", "requeue later", "requeue 2 am", "schedule requeue", "requeue tonight"),
     "recipes#empty-the-queues-and-exit": ("burst", "run once and exit"),
@@ -106,7 +110,7 @@ ANSWERS = {
     "runbook": ("incident", "on call", "runbook"),
     "scaling": ("cluster", "pgbouncer", "scale", "scaling"),
     "sentry": ("error tracking", "sentry"),
-    "settings": ("configuration", "mask", "mask card number", "setting", "settings", "tls"),
+    "settings": ("configuration", "mask", "setting", "settings", "tls"),
     "signals": ("signal",),
     "speed": ("benchmark", "performance", "speed", "throughput"),
     "take-over": ("existing queue", "existing topology"),

@@ -17,6 +17,8 @@ MOST_LEVELS = 100
 """The deepest nesting that is parsed. The path of a field in a deeper text could be as long as the text itself."""
 _REMEMBERED = 100
 """The longest field name, in characters, whose match is cached: longer names could fill the memory."""
+_SEPARATORS = re.compile(r"(\[[^]]+\])|[_-]")
+"""What a name is compared without: ``cardNumber`` is ``card_number``. A pattern's ``[a-z]`` keeps its hyphen."""
 Steps = tuple[tuple[str, ...], ...]
 """The parts of each pattern that remain to be matched after the fields so far. An empty tuple is a full match."""
 
@@ -49,7 +51,7 @@ def masked(
 
 
 def hides(parts: Sequence[str], paths: Sequence[str]) -> bool:
-    """True if the field at `parts` is hidden. Case is ignored. `parts` contains no list positions."""
+    """True if the field at `parts` is hidden. Case, _ and - are ignored. `parts` contains no list positions."""
     steps = _first_steps(tuple(paths))
     for part in parts:
         steps = _step(steps, part)
@@ -162,13 +164,14 @@ def _hidden_spans(text: str, paths: tuple[str, ...]) -> Iterator[tuple[int, int,
 
 @lru_cache(maxsize=64)
 def _first_steps(paths: tuple[str, ...]) -> Steps:
-    return _from_here(tuple(path.casefold().split(".")) for path in paths)
+    return _from_here(tuple(_SEPARATORS.sub(r"\1", path.casefold()).split(".")) for path in paths)
 
 
 def _step(steps: Steps, part: str) -> Steps:
     """Return the parts of the patterns that remain after matching one more field."""
     short = len(part) <= _REMEMBERED
-    return (_known_step if short else _known_step.__wrapped__)(steps, part.casefold())
+    name = part.casefold().replace("_", "").replace("-", "")
+    return (_known_step if short else _known_step.__wrapped__)(steps, name)
 
 
 @lru_cache(maxsize=4096)

@@ -27,7 +27,7 @@ from tests.operators.made import requeue_run
 pytestmark = pytest.mark.django_db
 ALL = {"support", "on-call", "developer", "auditor", "lead"}
 OPERATE, ACT, EXPORT = {"on-call", "lead"}, {"support", "on-call", "lead"}, ALL - {"support"}
-WHOLE, REVEAL, NOTE = {"on-call", "developer", "lead"}, {"support", "lead"}, ALL - {"auditor"}
+WHOLE, REVEAL, NOTE = {"on-call", "developer", "lead"}, {"lead"}, ALL - {"auditor"}
 EDIT = ("view_parkedmessage", "edit_requeue", "view_payload", "requeue")
 BULK_EDIT = (*EDIT, "bulk_edit")
 REQUEST, APPROVE = "view_approvalrequest", "approve_approvalrequest"
@@ -127,9 +127,7 @@ ADDRESSES = [
         WHOLE,
     ),
     Address("post", "parkedmessage_body", "message", {}, (MESSAGE, "view_payload"), WHOLE),
-    Address(
-        "post", "parkedmessage_reveal", "message", {"place": "iban"}, (MESSAGE, "reveal_field"), {"support", "lead"}
-    ),
+    Address("post", "parkedmessage_reveal", "message", {"place": "iban"}, (MESSAGE, "reveal_field"), REVEAL),
     Address("get", "parkedmessage_edit", "message", {}, EDIT, {"lead"}),
     Address("post", "parkedmessage_edit", "message", {"text": "{}", "store": "1", "reason": "r"}, EDIT, {"lead"}),
     Address("get", "parkedmessage_edit_many", "", {"sel": "sel"}, BULK_EDIT, {"lead"}),

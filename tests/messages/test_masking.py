@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_rmq_retry.conf import MASKED
 from django_rmq_retry.messages.masking import hides, masked, without
+from tests.tooling.pages import page
 
 PATHS = ("card.pan", "*.iban", "*.token")
 SECRET = "4111111111111111"
@@ -99,10 +101,34 @@ def test_a_charset_that_does_not_exist_hides_the_body() -> None:
         (("card", "cvv2"), "card.cvv*", True),
         (("card", "anything"), "card.*", True),
         (("card",), "card.*", False),
+        (("cardNumber",), "*.card_number", True),
+        (("card_number",), "*.cardNumber", True),
+        (("CARD-NUMBER",), "*.card_number", True),
+        (("card_number_hint",), "*.card_number", False),
+        (("track2",), "*.track-[1-3]", True),
+        (("track4",), "*.track-[1-3]", False),
     ],
 )
 def test_a_path_matches_fields_from_the_outermost(field: tuple[str, ...], path: str, found: bool) -> None:
     assert hides(field, [path]) is found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("pan", "cardNumber", "CardNumber", "card-number", "creditcard", "creditCardNumber", "cc", "cvc", "CVV2"),
+        *("IBAN", "accessToken", "apiKey", "X-API-Key", "clientSecret"),
+    ],
+)
+def test_names_that_are_usual_for_card_numbers_and_secrets_are_hidden_by_default(name: str) -> None:
+    text = json.dumps({"a": {name: SECRET}})
+
+    assert masked(text, "", MASKED)[0] == text.replace(SECRET, "•••")
+    assert not hides(["a", "account"], MASKED)
+
+
+def test_the_settings_page_prints_the_default() -> None:
+    assert ", ".join(f"`{path}`" for path in MASKED) in " ".join(page("settings.md").read_text().split())
 
 
 def test_a_header_table_is_masked_like_a_body() -> None:

@@ -21,7 +21,7 @@ ONCALL = (
     *("pause_queue", "send_waiting", "unblock", "retry", "discard_outbox", "approve"),
 )
 ROLES: Mapping[str, tuple[str, ...]] = {
-    "support": (*LOOKS, "reveal", "requeue", "hold", "note"),
+    "support": (*LOOKS, "requeue", "hold", "note"),
     "on-call": ONCALL,
     "developer": (*LOOKS, "view_payload", "view_traceback", "export", "note"),
     "auditor": (*LOOKS, "view_all_audit", "view_traceback", "export"),
