@@ -17,6 +17,7 @@ from django_rmq_retry.health.rules import Problem
 from django_rmq_retry.models import Declared
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.topology.declarations import Role
 
 PAGE_PATIENCE_SECONDS = 0.8
 """Seconds for which a page waits for a look."""
@@ -142,7 +143,9 @@ glimpse = _window.glimpse
 forget = _window.forget
 
 
-def retries_seen() -> int:
-    """Return how many messages wait until they are due, as the live status counts them: their keys are not known."""
+def waiting_seen() -> int:
+    """Return how many messages wait on the broker, due or not: their keys are not known."""
     seen = glimpse()
-    return waiting_messages((seen.last or seen).levels, database_clock.now(records_alias()))[0].count or 0
+    levels = (seen.last or seen).levels
+    not_due = waiting_messages(levels, database_clock.now(records_alias()))[0].count or 0
+    return not_due + sum(level.ready or 0 for level in levels if level.role is not Role.WAITING)

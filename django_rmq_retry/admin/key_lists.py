@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry.admin import places
-from django_rmq_retry.admin.broker_look import retries_seen
+from django_rmq_retry.admin.broker_look import waiting_seen
 from django_rmq_retry.admin.choice import MOST_KEYS_SHOWN, seen_by
 from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
 from django_rmq_retry.markup import counted
@@ -90,7 +90,7 @@ def _answer(pages: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) 
         ],
         "limits": lookup.limits if lookup.missing else "",
         "missing": text_of_keys(lookup.missing),
-        "retrying": retries_seen() if lookup.missing and not refusal(request, "view_status") else 0,
+        "queued": waiting_seen() if lookup.missing and not refusal(request, "view_status") else 0,
         "alike": list(lookup.alike.items())[:MOST_KEYS_SHOWN],
         "spelled": text_of_keys(dict.fromkeys(one for key in lookup.keys for one in lookup.alike.get(key, (key,)))),
         "further": matches_of([key for key in lookup.further if key not in unlike]),

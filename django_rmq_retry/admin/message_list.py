@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy, npgettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin import places
-from django_rmq_retry.admin.broker_look import retries_seen
+from django_rmq_retry.admin.broker_look import waiting_seen
 from django_rmq_retry.admin.labels import LEFT_OUT, left_out_text, marks, with_failures
 from django_rmq_retry.admin.pages import Pages, refusal, requires
 from django_rmq_retry.conf import settings
@@ -331,8 +331,8 @@ class MessageList(ChangeList):
 
     framed = True
     """True: the field in the frame of the page searches it."""
-    retrying = 0
-    """If a search finds nothing: how many messages wait until they are due, whose keys are not known."""
+    queued = 0
+    """If a search finds nothing: how many messages wait on the broker, whose keys are not known."""
     elsewhere: Elsewhere | None = None
     """If no ID is exactly the text of a search: what else was searched, and found."""
     begins = False
@@ -350,7 +350,7 @@ class MessageList(ChangeList):
         if self.capped:
             self.known = counted_by_origin(self.words())
         if self.query and not self.result_count and not refusal(request, "view_status"):
-            self.retrying = retries_seen()
+            self.queued = waiting_seen()
         if self.query and (self.begins or not self.result_count):
             self.elsewhere = elsewhere(self.query, places.rooms_of(request))
         if not self.result_count:

@@ -22,6 +22,7 @@ def rooms_of(request: HttpRequest) -> list[Room]:
         Room.KEYS: not refusal(request, "view_key"),
         Room.RETRIES: not (refusal(request, "view_queue") or operators.has_own_rules(request.user)),
         Room.QUEUES: not refusal(request, "view_queue"),
+        Room.HANDLERS: not refusal(request, "view_status"),
     }
     return [room for room in Room if may[room]]
 
@@ -32,6 +33,8 @@ def address_of(pages: Pages, one: Found) -> str:
         return ""
     if one.room is Room.OUTBOX:
         return pages.address("outboxmessage_change", one.place)
+    if one.room is Room.HANDLERS:
+        return pages.address("consumerprocess_changelist")
     name = "blockedkey_changelist" if one.room is Room.KEYS else "queuecontrol_changelist"
     return f"{pages.address(name)}?{urlencode({'q': one.place})}"
 

@@ -15,6 +15,7 @@ from django.db import router
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.attempts import captured_log
+from django_rmq_retry.handlers.business_keys import first_business_key
 from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.grouping import named_by_handler, ruled
 from django_rmq_retry.handlers.ticket import Ticket
@@ -36,6 +37,8 @@ DRAFT_BYTES = 2000
 CACHED_IDENTITIES = 1000
 """Number of cached identities: a message that fails is soon attempted again."""
 LARGEST_INTEGER = 2**31 - 1
+WAITING = (Kind.RETRY, Kind.HALT)
+"""The verdicts after which a message waits for its next attempt."""
 
 
 def chain_of(causes: Sequence[ChainedError]) -> str:
@@ -96,6 +99,7 @@ class AttemptRow(NamedTuple):
     queue: str
     handler: str
     message_id: str
+    business_key: str
     cycle: int
     number: int
     started_at: datetime
@@ -127,6 +131,7 @@ class AttemptDraft(NamedTuple):
     place: str
     """The place of the handler's function."""
     message_id: str
+    business_key: str
     body: bytes
     identity: str
     """Computed immediately if the body is too large to keep; otherwise empty."""
@@ -152,11 +157,13 @@ def draft_of(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | 
     traced = () if error is None else trace(error, projects_own)
     logs = "" if error is None else captured_log.text()
     body = b"" if large else delivery.body
+    key = first_business_key(attempt.subscription, delivery, error) if attempt.verdict.kind in WAITING else ""
     return AttemptDraft(
         queue=delivery.queue,
         handler=attempt.subscription.name if attempt.subscription else "",
         place=attempt.subscription.place if attempt.subscription else "",
         message_id=named,
+        business_key=key,
         body=body,
         identity=attempt_identity(delivery.queue, named, delivery.body) if large else "",
         number=delivery.attempt,
@@ -184,13 +191,14 @@ class RowBuilder:
 
     def row(self, draft: AttemptDraft) -> AttemptRow:
         verdict, ended = draft.verdict, draft.ended
-        waits = verdict.kind in (Kind.RETRY, Kind.HALT)
+        waits = verdict.kind in WAITING
         # Positional, in the order of the columns: naming them makes the whole step a quarter slower.
         return AttemptRow(
             draft.identity or _identity(draft.queue, draft.message_id, draft.body),
             short(draft.queue, COLUMN_BYTES),
             short(draft.handler, COLUMN_BYTES),
             short(draft.message_id, COLUMN_BYTES),
+            draft.business_key,
             min(draft.ticket.cycle, LARGEST_INTEGER) if draft.ticket else 1,
             min(draft.number, LARGEST_INTEGER),
             database_clock.stored(ended - draft.seconds),

@@ -25,7 +25,9 @@ ELSEWHERE_SECONDS = 3.0
 STALE_HALT = timedelta(seconds=30)
 """The time after which a consumer that has stopped reporting counts as gone."""
 _ERROR_BYTES = 600
-NOT_HALTED = {"halted_at": None, "halted_seen_at": None, "halted_message": "", "halted_error": ""}
+NOT_HALTED = {"halted_at": None, "halted_seen_at": None} | dict.fromkeys(
+    ("halted_message", "halted_key", "halted_error"), ""
+)
 """The columns of a queue that is not halted."""
 
 
@@ -136,6 +138,7 @@ class Halts:
             halted_attempt=(row.halted_attempt or 0) + halt.attempt - counted if same else halt.attempt,
             halted_error=short(halt.error, _ERROR_BYTES),
             halted_message=message,
+            halted_key=halt.key,
         )
         self._counted[halt.queue] = halt.message_id, halt.attempt
 

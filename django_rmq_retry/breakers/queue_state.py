@@ -114,3 +114,5 @@ class Halt:
     attempt: int
     error: str
     message_id: str | None
+    key: str = ""
+    """The first business key of the message."""

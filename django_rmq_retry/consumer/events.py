@@ -115,6 +115,7 @@ class Events:
             attempt=attempt.delivery.attempt,
             error=str(attempt.verdict.error or ""),
             message_id=message_id(attempt.delivery),
+            key=first_business_key(attempt.subscription, attempt.delivery, attempt.error),
         )
 
 

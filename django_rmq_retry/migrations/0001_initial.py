@@ -42,6 +42,10 @@ class Migration(migrations.Migration):
                 ("queue", models.CharField(max_length=255, verbose_name="queue")),
                 ("handler", models.CharField(blank=True, max_length=255, verbose_name="handler")),
                 ("message_id", models.CharField(blank=True, max_length=255, verbose_name="message id")),
+                (
+                    "business_key",
+                    models.CharField(blank=True, db_default="", default="", editable=False, max_length=255),
+                ),
                 ("cycle", models.PositiveIntegerField(default=1, verbose_name="cycle")),
                 ("number", models.PositiveIntegerField(verbose_name="attempt")),
                 ("started_at", models.DateTimeField(verbose_name="started")),
@@ -635,6 +639,7 @@ class Migration(migrations.Migration):
                 ("halted_attempt", models.PositiveIntegerField(blank=True, null=True)),
                 ("halted_error", models.CharField(blank=True, db_default="", default="", max_length=600)),
                 ("halted_message", models.CharField(blank=True, db_default="", default="", max_length=255)),
+                ("halted_key", models.CharField(blank=True, db_default="", default="", max_length=255)),
             ],
             options={
                 "verbose_name": "queue",

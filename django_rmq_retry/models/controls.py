@@ -49,6 +49,8 @@ class QueueControl(models.Model):
     halted_attempt = models.PositiveIntegerField(null=True, blank=True)
     halted_error = models.CharField(max_length=600, blank=True, db_default="", default="")
     halted_message = models.CharField(max_length=255, blank=True, db_default="", default="")
+    halted_key = models.CharField(max_length=255, blank=True, db_default="", default="")
+    """The first business key of that message."""
 
     objects = QueueControls.as_manager()
 

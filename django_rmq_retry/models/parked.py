@@ -545,6 +545,8 @@ class Attempt(models.Model):
     queue = models.CharField(_("queue"), max_length=255)
     handler = models.CharField(_("handler"), max_length=255, blank=True)
     message_id = models.CharField(_("message id"), max_length=255, blank=True)
+    business_key = models.CharField(max_length=255, blank=True, db_default="", default="", editable=False)
+    """The first business key of a message that waits for its next attempt: nothing else stored names it."""
     cycle = models.PositiveIntegerField(_("cycle"), default=1)
     number = models.PositiveIntegerField(_("attempt"))
     started_at = models.DateTimeField(_("started"))

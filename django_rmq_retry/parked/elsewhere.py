@@ -1,7 +1,8 @@
-"""Where a message may be that has no record: in the outbox, at a blocked key, waiting for a retry, or halted."""
+"""Where a message without a record may be: the outbox, a blocked key, a waiting retry, a halted queue, a handler."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from enum import Enum
 from itertools import chain
 from typing import Any
@@ -15,7 +16,7 @@ from django.utils.translation import gettext_lazy
 from django_rmq_retry import database_clock
 from django_rmq_retry.attempts.history import waiting
 from django_rmq_retry.conf import settings
-from django_rmq_retry.models import Attempt, BlockedKey, BlockedMessage, OutboxMessage, QueueControl
+from django_rmq_retry.models import Attempt, BlockedKey, BlockedMessage, ConsumerProcess, OutboxMessage, QueueControl
 from django_rmq_retry.ordering.keys import keys_alias
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.key_match import Beginnings, Keys, Wanted, text_of
@@ -29,6 +30,9 @@ MOST_WORDS = 10
 """The most words of one search that are looked for: several words are several keys."""
 NAMES_AT_ONCE = 20_000
 MOST_RETRIES = 200_000
+OVERDUE = timedelta(days=1)
+"""How long a retry that is due is looked for: consumers may have been down for hours."""
+MOST_PROCESSES = 200
 MOST_READ = 5000
 """The most messages of an outbox, or behind blocked keys, whose contents are searched, in some 0.2 seconds."""
 MOST_READ_BYTES = 16 * 1024 * 1024
@@ -42,8 +46,9 @@ class Room(Enum):
 
     OUTBOX = gettext_lazy("the outbox")
     KEYS = gettext_lazy("blocked keys and the messages behind them")
-    RETRIES = gettext_lazy("waiting retries, by message id")
-    QUEUES = gettext_lazy("the first messages of halted queues, by message id")
+    RETRIES = gettext_lazy("waiting retries, by message id or first business key")
+    QUEUES = gettext_lazy("the first messages of halted queues, by message id or first business key")
+    HANDLERS = gettext_lazy("messages in a handler, by message id or first business key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,15 +110,15 @@ def _look_in(rooms: Sequence[Room], wanted: Wanted) -> Elsewhere:
     for room in rooms:
         # A room may not be readable: what the others have is named all the same.
         try:
-            shelves = [(shelf, _Look(shelf, wanted)) for shelf in SHELVES[room]()]
-            known = [(key, one) for shelf, look in shelves for key, one in look.found()]
+            looks = [shelf.look(wanted) for shelf in SHELVES[room]()]
+            known = [one for look in looks for one in look.found()]
         except Error:
             continue
         for key, one in known:
             if len(of_key := found.setdefault(key, [])) < MOST_NAMED and one not in of_key:
                 of_key.append(one)
-        if shelves:
-            searched.append(_said(room, [look.read for _shelf, look in shelves if look.stopped]))
+        if looks:
+            searched.append(_said(room, [look.read for look in looks if look.stopped]))
     return Elsewhere(found=found, searched=searched)
 
 
@@ -137,6 +142,9 @@ class _Shelf:
     """True if the rows have bodies and properties."""
     by_time: bool = False
     """True if an index finds them in the order that they have, and by their number the whole table would be read."""
+
+    def look(self, wanted: Wanted) -> "_Look":
+        return _Look(self, wanted)
 
 
 class _Look:
@@ -192,6 +200,29 @@ class _Look:
             size += len(body)
 
 
+class _Handlers:
+    """What the processes had in their handlers at their last heartbeat; each entry names one message."""
+
+    read, stopped = 0, False
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+
+    @classmethod
+    def look(cls, wanted: Wanted) -> "_Handlers":
+        return cls(wanted)
+
+    def found(self) -> Iterator[tuple[str, Found]]:
+        using = router.db_for_read(ConsumerProcess)
+        rows = ConsumerProcess.objects.using(using).exclude(in_flight=[]).order_by("-beat_at")[:MOST_PROCESSES]
+        for row in rows:
+            gone = row.ended_at is not None or row.silent(database_clock.reckoned(using))
+            for entry in row.in_flight:
+                names = [str(entry.get(name) or "") for name in ("key", "message_id")]
+                one = _in_handler(row, entry, next(filter(None, names), ""), gone=gone)
+                yield from ((key, one) for name in names if name for key in self._wanted.of_name(name))
+
+
 def _latest_first(rows: Any, most: int = READ_AT_ONCE) -> Iterator[Any]:
     """Yield the values of rows, whose first one is their number; read in parts, because there may be any number."""
     rows = rows.order_by("-pk")
@@ -244,28 +275,38 @@ def _behind(row: BlockedMessage, why: str) -> Found:
 
 def _retries() -> Iterator[_Shelf]:
     if settings().records:
-        rows = waiting(database_clock.now(records_alias())).filter(verdict=Kind.RETRY.value)
-        yield _Shelf(rows=rows, columns=("message_id",), found=_retried, by_time=True)
+        rows = waiting(database_clock.now(records_alias()), overdue=OVERDUE).filter(verdict=Kind.RETRY.value)
+        yield _Shelf(rows=rows, columns=("business_key", "message_id"), found=_retried, by_time=True)
 
 
-def _retried(row: Attempt, _why: str) -> Found:
-    name = f"{row.message_id} ({row.queue})"
+def _retried(row: Attempt, why: str) -> Found:
+    name = f"{why} ({row.queue})"
     return Found(name=name, words=_("Failed, and waits for its retry"), room=Room.RETRIES, place=row.queue)
 
 
 def _halted_queues() -> Iterator[_Shelf]:
     halted = QueueControl.objects.filter(halted_at__isnull=False)
-    yield _Shelf(rows=halted, columns=("halted_message",), found=_halted)
+    yield _Shelf(rows=halted, columns=("halted_key", "halted_message"), found=_halted)
 
 
-def _halted(row: QueueControl, _why: str) -> Found:
-    name = _("%(message)s, first in %(queue)s") % {"message": row.halted_message, "queue": row.queue}
+def _halted(row: QueueControl, why: str) -> Found:
+    name = _("%(message)s, first in %(queue)s") % {"message": why, "queue": row.queue}
     return Found(name=name, words=_("In a halted queue"), room=Room.QUEUES, place=row.queue)
 
 
-SHELVES: Mapping[Room, Callable[[], Iterator[_Shelf]]] = {
+def _in_handler(row: ConsumerProcess, entry: Mapping[str, Any], name: str, *, gone: bool) -> Found:
+    text = _("In a handler on %(host)s")
+    if gone:
+        text = _("In a handler on %(host)s when its process was last heard of, outcome unknown")
+    return Found(
+        name=f"{name} ({entry.get('queue')})", words=text % {"host": row.host}, room=Room.HANDLERS, place=row.host
+    )
+
+
+SHELVES: Mapping[Room, Callable[[], Iterable[_Shelf | type[_Handlers]]]] = {
     Room.OUTBOX: _outboxes,
     Room.KEYS: _at_keys,
     Room.RETRIES: _retries,
     Room.QUEUES: _halted_queues,
+    Room.HANDLERS: lambda: [_Handlers],
 }

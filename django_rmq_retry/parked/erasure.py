@@ -188,7 +188,8 @@ def _check(subject: _Subject) -> None:
         text = _("An ordering key of %(handler)s is blocked, and messages wait behind it. Unblock it first.")
         raise Refused(text % {"handler": blocked[0].handler})
     for row in halted():
-        if row.halted_message in subject.ids or named_in([row.halted_message, row.halted_error], subject.keys):
+        named = [row.halted_message, row.halted_key, row.halted_error]
+        if row.halted_message in subject.ids or named_in(named, subject.keys):
             text = _("Queue %(queue)s is halted by one of these messages. Wait until it is handled or parked.")
             raise Refused(text % {"queue": row.queue})
 

@@ -284,13 +284,13 @@ def current_matches(
     known = _matches(sorted(numbers))
     matches = {key: [known[one] for one in named.get(key, ()) if one in known] for key in keys}
     lookup = Lookup(keys=keys, matches={key: some for key, some in matches.items() if some})
-    if lookup.missing:
-        unparked = places_of(lookup.missing, rooms)
-        lookup = replace(lookup, elsewhere=unparked.found, limits=unparked.limits)
-    missing = lookup.missing
-    if not missing:
+    if not lookup.missing:
         return lookup
-    return replace(lookup, alike=alike(missing, seen), otherwise=named_otherwise(missing, seen))
+    # A key that is only spelled otherwise has a record, whose message may also be in a handler.
+    spelled = alike(lookup.missing, seen)
+    unparked = places_of([key for key in lookup.missing if key not in spelled], rooms)
+    lookup = replace(lookup, alike=spelled, elsewhere=unparked.found, limits=unparked.limits)
+    return replace(lookup, otherwise=named_otherwise(lookup.missing, seen)) if lookup.missing else lookup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,13 +329,14 @@ def excluded(
     outside = {key: sorted(some) for key, some in named.items() if some and not counts[key]}
     matches = _matches(sorted({one for some in outside.values() for one in some}))
     unknown = [key for key in keys if not named.get(key)]
-    unparked = places_of(unknown, rooms).found
+    spelled = alike(unknown, seen) if unknown else {}
+    unparked = places_of([key for key in unknown if key not in spelled], rooms).found
     missing = [key for key in unknown if key not in unparked]
     return Excluded(
         keys=keys,
         messages=len({one for some in named.values() for one, among in some.items() if among}),
         missing=missing,
-        alike=alike(missing, seen) if missing else {},
+        alike=spelled,
         elsewhere={key: matches[outside[key][0]] for key in keys if key in outside and outside[key][0] in matches},
         several={key: counts[key] for key in keys if counts.get(key, 0) > 1},
         unparked=unparked,

@@ -29,7 +29,7 @@ IN_PLACE_OF_A_KEY = "(erased)"
 """What a stored list of keys has in the place of an erased one."""
 NUMBERS = ("ids", MESSAGES)
 """What holds numbers of messages, in selections and in facts of actions: a key that is a number is not meant there."""
-EMPTY_ATTEMPT: Mapping[str, Any] = {"error_text": "", "chain": [], "logs": "", "traceparent": ""}
+EMPTY_ATTEMPT: Mapping[str, Any] = {"business_key": "", "error_text": "", "chain": [], "logs": "", "traceparent": ""}
 M = TypeVar("M", bound=Model)
 
 
@@ -91,7 +91,13 @@ class Elsewhere:
             listed=[row.pk for row in having(ListedKey.objects.using(using), "value", keys)],
             former=[row.pk for row in having(FormerName.objects.using(using), "value", keys)],
             early=[row.pk for row in having(EarlyRetry.objects.using(using), "shown", keys)],
-            attempts=[row.pk for row in having(Attempt.objects.using(using).only("message_id"), "message_id", keys)],
+            attempts=list(
+                dict.fromkeys(
+                    row.pk
+                    for name in ("message_id", "business_key")
+                    for row in having(Attempt.objects.using(using).only(name), name, keys)
+                )
+            ),
             results=[row.pk for row in having(StoredResult.objects.using(using).only("id"), "id", {*keys, *ids})],
             queues=[row for row in QueueControl.objects.using(using) if _changes(row, keys, ids)],
             processes=[
@@ -146,7 +152,7 @@ def _untold(entry: Mapping[str, Any], keys: Collection[str]) -> Mapping[str, Any
 def _changes(row: QueueControl, keys: Collection[str], ids: Collection[str]) -> dict[str, Any]:
     """Return the columns of a queue's row that are to be emptied, with their new values."""
     changes: dict[str, Any] = {name: "" for name in ("cause", "reason") if named_in([getattr(row, name)], keys)}
-    if row.halted_message in ids or named_in([row.halted_message, row.halted_error], keys):
+    if row.halted_message in ids or named_in([row.halted_message, row.halted_key, row.halted_error], keys):
         changes |= NOT_HALTED
     return changes
 

@@ -13,7 +13,7 @@ BUDGETS = {
     "parkedmessage/?reason=retries+exhausted&cycle_min=1": 4,
     "parkedmessage/?q={key}": 1,
     "parkedmessage/?q=shared": 6,
-    "parkedmessage/?q=unknown": 16,
+    "parkedmessage/?q=unknown": 17,
     "parkedmessage/newer/?queue=payments.main&since=2026-11-21T03:00:00Z&after=0": 2,
     "parkedmessage/{message}/change/": 12,
     "errorgroup/": 10,

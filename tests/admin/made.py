@@ -209,10 +209,15 @@ def broker_seen(
 
 
 def not_parked() -> None:
-    """A message of the outbox, one behind a blocked key, and one at the head of a halted queue."""
+    """A message of the outbox, one behind a blocked key, one at the head of a halted queue, and two in handlers."""
     outgoing(message_id="OUT-2", order_key="ACC-5")
     now = timezone.now()
     key = blocked_key(key="ACC-6", blocker="PAY-60")
     waiting = {"shown": "PAY-61", "name": "m2", "identity": "message:2", "digest": "2", "waiting_since": now}
     BlockedMessage.objects.create(block=key, body=b"{}", properties=b"", **waiting)
-    QueueControl.objects.create(queue="bank.main", halted_at=now, halted_seen_at=now, halted_message="PAY-70")
+    halt = {"halted_message": "PAY-70", "halted_key": "REF-7"}
+    QueueControl.objects.create(queue="bank.main", halted_at=now, halted_seen_at=now, **halt)
+    for host, number, beat in (("a", 1, now - timedelta(minutes=5)), ("b", 2, now)):
+        entry = {"queue": "bank.main", "key": f"PAY-{7999 + number}", "message_id": f"9f3c-{7999 + number}"}
+        row = {"name": host, "host": host, "pid": number, "started_at": beat, "beat_at": beat}
+        ConsumerProcess.objects.create(in_flight=[entry], **row)

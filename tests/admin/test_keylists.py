@@ -11,7 +11,9 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import Message
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.models import ErrorGroup, KeyList, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
+from django_rmq_retry.topology.declarations import Role
 from tests.admin import made
 from tests.admin.conftest import client_of, is_north, operating
 from tests.admin.looking import Page, follow, press
@@ -548,12 +550,21 @@ def test_a_key_that_is_not_found_may_belong_to_a_message_that_waits_for_a_retry(
         waits: dict[str, Any] = {"identity": name, "at": now, "next_at": now + timedelta(minutes=3)}
         made.attempt(made.message(business_key=f"PAY-{name}"), 1, **waits)
     made.attempt(made.message(business_key="PAY-3"), 1, identity="late", at=now, next_at=now - timedelta(minutes=3))
-    said = "2 messages wait until they are due and may have some of these keys."
+    said = "2 messages wait in RabbitMQ and may have some of these keys."
 
     assert said in Page(pasted(page, "PAY-one, PAY-9")).text
     assert said not in Page(pasted(page, "PAY-one")).text
     assert said in Page(page.get(LIST, {"q": "PAY-9"})).text
     assert said not in Page(page.get(LIST, {"q": "PAY-3"}, follow=True)).text
+
+
+def test_a_key_that_is_not_found_may_belong_to_a_message_that_is_ready_in_a_halted_queue(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = Level(queue="payments.main.retry.1m", role=Role.WAITING, ready=13)
+    made.broker_seen(monkeypatch, Level(queue="payments.main", role=Role.WORK, ready=4), waits)
+
+    assert "17 messages wait in RabbitMQ and may have some of these keys." in Page(pasted(page, "PAY-9")).text
 
 
 def test_a_correlation_id_of_a_hidden_message_stays_unknown(settings: Any) -> None:

@@ -136,6 +136,7 @@ def test_a_search_ignores_case_takes_several_keys_and_says_where_it_looked(page:
     assert KeyList.objects.count() == 1
 
 
+UNKNOWN = "when its process was last heard of, outcome unknown"
 ELSEWHERE = [
     ("out-2", "In the outbox, not sent: OUT-2", "outboxmessage/"),
     ("OUT-", "In the outbox, not sent: OUT-2", "outboxmessage/"),
@@ -144,6 +145,10 @@ ELSEWHERE = [
     ("pay-60", "Blocked ordering key: ACC-6, where PAY-60 goes first", "blockedkey/?q=ACC-6"),
     ("pay-61", "Waits for a blocked ordering key: PAY-61, behind ACC-6", "blockedkey/?q=ACC-6"),
     ("pay-7", "In a halted queue: PAY-70, first in bank.main", "queuecontrol/?q=bank.main"),
+    ("ref-7", "In a halted queue: REF-7, first in bank.main", "queuecontrol/?q=bank.main"),
+    ("pay-8000", f"In a handler on a {UNKNOWN}: PAY-8000 (bank.main)", "consumerprocess/"),
+    ("pay-8001", "In a handler on b: PAY-8001 (bank.main)", "consumerprocess/"),
+    ("9f3c-8001", "In a handler on b: PAY-8001 (bank.main)", "consumerprocess/"),
     ("PAY-9 OUT-2", "In the outbox, not sent: OUT-2", "outboxmessage/"),
 ]
 
@@ -228,17 +233,19 @@ def test_a_search_reads_the_latest_contents_only_and_says_how_many(
     assert "Elsewhere (2)" in text
 
 
-def test_a_message_that_waits_for_a_retry_is_found_by_its_id(page: Client) -> None:
+def test_a_message_that_waits_for_a_retry_is_found_by_its_id_and_key(page: Client) -> None:
     """It was not parked, and would be paid by its retry."""
     one, now = made.message(), timezone.now()
     waits: dict[str, Any] = {"at": now, "next_at": now + timedelta(minutes=3), "verdict": "retry"}
-    made.attempt(one, 1, identity="one", message_id="9f3c-80", **waits)
+    made.attempt(one, 1, identity="one", message_id="9f3c-80", business_key="PAY-80", **waits)
+    made.attempt(one, 1, identity="late", business_key="PAY-82", **{**waits, "next_at": now - timedelta(hours=5)})
     made.attempt(one, 1, identity="two", message_id="9f3c-81", **{**waits, "at": now - timedelta(minutes=1)})
     made.attempt(one, 2, identity="two", message_id="9f3c-81", at=now, verdict="ack")
-    found = "9F3C-80 Failed, and waits for its retry: 9f3c-80 (payments.main)"
-    answer = pasted(page, "9F3C-80\n9f3c-81")
+    answer = pasted(page, "9F3C-80\n9f3c-81\npay-80\nPAY-82")
 
-    assert found in Page(answer).text
+    assert "9F3C-80 Failed, and waits for its retry: 9f3c-80 (payments.main)" in Page(answer).text
+    assert "pay-80 Failed, and waits for its retry: PAY-80 (payments.main)" in Page(answer).text
+    assert "PAY-82 Failed, and waits for its retry: PAY-82 (payments.main)" in Page(answer).text
     assert "Not found (1) 9f3c-81" in Page(answer).text
     assert 'href="/admin/rmq_retry/queuecontrol/?q=payments.main"' in answer.content.decode()
 
@@ -249,7 +256,7 @@ def test_a_search_says_where_it_did_not_look_and_what_leaves_no_record(page: Cli
     every, few = (Page(one.get(LIST, {"q": "PAY-9"})).text for one in (page, clerk))
     printed = [parked("show", "PAY-9").err, parked("list", "--search", "PAY-9").err, parked("list", "--key", "P").err]
 
-    also = "Also searched: the outbox; blocked keys and the messages behind them; waiting retries, by message id; the"
+    also = "Also searched: the outbox; blocked keys and the messages behind them; waiting retries, by message id or"
     unseen = "Not searched: messages that wait in a queue of RabbitMQ, and contents beyond their first 16 KB or that"
     assert [also in text for text in (every, few, *printed)] == [True, False, True, True, True]
     assert [unseen in text for text in (every, few, *printed)] == [True] * 5

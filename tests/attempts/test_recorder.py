@@ -57,6 +57,16 @@ def test_a_failure_and_the_success_after_it_are_recorded(recorder: Recorder, row
     assert [(row.number, row.verdict) for row in rows] == [(1, "retry"), (2, "ack")]
 
 
+def test_a_failure_before_a_retry_names_the_business_key(recorder: Recorder, rows: list[AttemptRow]) -> None:
+    """A search found no payment that waited for its retry: its id was another."""
+    named = replace(CHARGE, keys=lambda _message: "PAY-1")
+    recorder.note(failure(subscription=named))
+    recorder.note(failure(verdict=park(Reason.EXHAUSTED, "no more"), subscription=named))
+    recorder.buffer.flush()
+
+    assert [(row.verdict, row.business_key) for row in rows] == [("retry", "PAY-1"), ("park", "")]
+
+
 def test_a_success_at_the_first_attempt_is_not_recorded(recorder: Recorder) -> None:
     recorder.note(success())
     recorder.note(success(delivery(headers={"rmq-retry-exchange": "payments"})))

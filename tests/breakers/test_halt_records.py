@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 
 def halt(queue: str, message_id: str, attempt: int = 3) -> Halt:
-    return Halt(queue=queue, since=time.time(), attempt=attempt, error="BankDown: timeout\0", message_id=message_id)
+    facts = {"error": "BankDown: timeout\0", "message_id": message_id, "key": "PAY-1"}
+    return Halt(queue=queue, since=time.time(), attempt=attempt, **facts)
 
 
 def halts_of(who: str, *halts: Halt) -> Halts:
@@ -38,11 +39,11 @@ def own(own_database: Own, settings: Any) -> Own:
 def test_a_halted_queue_is_reported_whatever_its_message_id() -> None:
     halts_of("me", halt("a", "\udcff"), halt("b", "null\0"), halt("c", "1")).report()
 
-    told = [(row.queue, row.halted_message, row.halted_error) for row in halted()]
+    told = [(row.queue, row.halted_message, row.halted_key, row.halted_error) for row in halted()]
     assert told == [
-        ("a", "\\udcff", "BankDown: timeout\\x00"),
-        ("b", "null\\x00", "BankDown: timeout\\x00"),
-        ("c", "1", "BankDown: timeout\\x00"),
+        ("a", "\\udcff", "PAY-1", "BankDown: timeout\\x00"),
+        ("b", "null\\x00", "PAY-1", "BankDown: timeout\\x00"),
+        ("c", "1", "PAY-1", "BankDown: timeout\\x00"),
     ]
 
 

@@ -78,7 +78,7 @@ def test_a_body_is_never_logged(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_halted_line_is_listed_until_it_continues(caplog: pytest.LogCaptureFixture) -> None:
     clock = iter([10.0, 20.0])
     events = Events(lambda: next(clock))
-    line = subscription(StopTheLine())
+    line = replace(subscription(StopTheLine()), keys=lambda _message: "PAY-1")
 
     def note(verdict: Verdict, number: int) -> None:
         arrival = delivery(message_id="m", attempt=number)
@@ -88,7 +88,7 @@ def test_a_halted_line_is_listed_until_it_continues(caplog: pytest.LogCaptureFix
     note(halt(2, NOTE), 2)
     (halted,) = events.halts
     assert (halted.queue, halted.since, halted.attempt) == ("payments", 10.0, 2)
-    assert (halted.error, halted.message_id) == ("BankDown: timeout", "m")
+    assert (halted.error, halted.message_id, halted.key) == ("BankDown: timeout", "m", "PAY-1")
     assert events.notes_acks
     note(ACK, 3)
 

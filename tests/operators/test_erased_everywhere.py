@@ -71,6 +71,7 @@ KEPT: Mapping[str, str] = {
     **dict.fromkeys(("ParkedMessage.reason", "Attempt.reason"), CODE),
     **dict.fromkeys(("identity", "sha256", "copy", "fingerprint", "seal", "salt", "digest", "previous"), DIGEST),
     "traceparent": "too short for a name; it is emptied",
+    "RequeueRun.outages": "times",
     "RequeueRun.causes": "numbers of error groups, and how many messages were in each",
     "HandlerRate": PROJECT,
     "Declared": PROJECT,
