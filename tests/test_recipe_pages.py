@@ -1,9 +1,11 @@
 """The recipes do what they say: their code runs in the test kit, and their manifest starts what it names."""
 
-import os
+import re
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,9 +27,16 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recipe]:
     """Execute the Python of a page, and return its names."""
 
     def execute(name: str) -> dict[str, Any]:
-        namespace: dict[str, Any] = {"__name__": "shop.handlers", "os": os}
+        # One module stands for all of the page's files.
+        module = ModuleType("shop.handlers")
+        namespace = vars(module)
         for block in blocks(page(name)):
             if block.kind == "python":
+                if file := re.match(r"# (\w+)/(\w+)\.py\n", block.text):
+                    package = ModuleType(file[1])
+                    package.__path__ = []
+                    monkeypatch.setitem(sys.modules, file[1], package)
+                    monkeypatch.setitem(sys.modules, f"{file[1]}.{file[2]}", module)
                 exec(compile("\n" * block.line + block.text, name, "exec"), namespace)  # noqa: S102 - our own page
         return namespace
 
