@@ -280,7 +280,8 @@ def with_seen_examples(request: HttpRequest, finding: RequeueFinding) -> Requeue
         rows = ParkedMessage.objects.filter(pk__in=[pk for pk, _name in examples]).defer("body", "properties")
         known = {row.pk for row in rows if not refusal(request, "view", message=row)}
         examples = tuple(one for one in examples if one[0] in known)
-    decisions = [one for one in finding.decisions if one[:2] in examples]
+    hidden = finding.name == "blocks_listed" and refusal(request, "view_key")
+    decisions = [] if hidden else [one for one in finding.decisions if one[:2] in examples]
     return replace(
         finding, examples=examples, decisions=decisions_on(examples) if finding.name in DECIDED else decisions
     )

@@ -26,6 +26,7 @@ from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Refused
 from django_rmq_retry.parked.outcome_texts import decided_meanwhile, outcome_of
+from django_rmq_retry.parked.released import released_by
 from django_rmq_retry.parked.selection import Selection
 
 SPANS: tuple[tuple[str, Any], ...] = (
@@ -80,7 +81,7 @@ def discard_effect(rows: QuerySet[ParkedMessage], count: int) -> dict[str, Any]:
     keys = None
     if count <= MOST_WITH_KEYS_COUNTED:
         keys = rows.order_by().exclude(business_key="").values("business_key").distinct().count()
-    return {"count": count, "keys": keys, "until": kept_until()}
+    return {"count": count, "keys": keys, "until": kept_until(), "released": released_by(rows)}
 
 
 @requires("hold")

@@ -42,8 +42,8 @@ def address_of(pages: Pages, one: Found) -> str:
 def remark(places: Places) -> str:
     """Say that these keys of a list name messages that were not parked, so that no action on the list is for them."""
     text = ngettext(
-        "%(count)d key names a message that was not parked: nothing here changes it",
-        "%(count)d keys name messages that were not parked: nothing here changes them",
+        "%(count)d key names a message that was not parked, so it is not among these",
+        "%(count)d keys name messages that were not parked, so they are not among these",
         len(places),
     )
     return counted(text, count=len(places))

@@ -28,7 +28,6 @@ from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.markup import counted
 from django_rmq_retry.models import ErrorGroup, ItemReason, ParkedMessage, RequeueRun, RunState, State
-from django_rmq_retry.ordering.keys import blocked_by
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.findings import RequeueFinding, RequeueReport, RequeueTerms, first_sendable, report
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
@@ -158,7 +157,6 @@ def _page_values(
         "button": counted(many, count=found.sendable),
         "alone": selection.alone,
         "single": selection.alone or found.total == 1,
-        "behind": _behind(only) if only else 0,
         "unhold": _unhold(pages, request, only) if only else "",
         "copies": _copies(request, only) if only else [],
         "decisions": decisions_since(selection) if any(_is_unexplained(one) for one in others) else [],
@@ -210,11 +208,6 @@ def _growing(groups: Sequence[tuple[ErrorGroup, int]]) -> dict[str, Any]:
     growing = [group.pk for group, _count in groups if grows(newest[group.pk], group.last_seen, now)]
     since = min((lately.began[group] for group in growing), default=None)
     return {"growing": sum(newest[group] for group in growing), "growing_since": since}
-
-
-def _behind(message: ParkedMessage) -> int:
-    """Return how many messages wait behind the only one of a selection, if its ordering key is blocked by it."""
-    return blocked_by(message).values_list("waiting", flat=True).first() or 0
 
 
 def _unhold(pages: Pages, request: HttpRequest, message: ParkedMessage) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
@@ -19,7 +20,16 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 from django.views.decorators.http import require_POST
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.admin import broker_look, early_form, exports, labels, requeue_form, run_outcomes, steering
+from django_rmq_retry.admin import (
+    broker_look,
+    early_form,
+    exports,
+    labels,
+    places,
+    requeue_form,
+    run_outcomes,
+    steering,
+)
 from django_rmq_retry.admin.cards import names_of
 from django_rmq_retry.admin.labels import column, cut_line, labelled
 from django_rmq_retry.admin.pages import Button, Pages, refusal, requires
@@ -42,6 +52,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.runs import MIN_OUTCOMES
 from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.parked.elsewhere import Room, places_of
 from django_rmq_retry.parked.items import MOST_UNSENT_COUNTED, OUTCOME_LIMIT, unsent_of_stopped
 from django_rmq_retry.parked.key_lists import keys_of, unmatched
 from django_rmq_retry.parked.lease import DRIVEN
@@ -181,7 +192,7 @@ class RequeueRunAdmin(Pages):
             asked=approvals.requests().filter(run=run.pk).first() if run.approved_by and sees_requests else None,
             outages=[(begun, ended, (ended - begun).total_seconds()) for begun, ended in run.ended_outages],
             left_out=left_out,
-            unmatched=_unmatched(request, left_out) if left_out else (),
+            **_unmatched(request, left_out),
             failures=failures,
             skipped=run_outcomes.left_out(request, run) if run.skipped else (),
             retries=run_outcomes.failed_retries(request, run) if run.failed and run.retries_of else (),
@@ -241,9 +252,14 @@ def _keys_left_out(request: HttpRequest, run: RequeueRun) -> list[str]:
     return [] if listed is None or refusal(request, "view") else keys_of(listed["list"])
 
 
-def _unmatched(request: HttpRequest, left_out: Sequence[str]) -> list[str]:
-    """Return the first of the keys that match no message; none for a user for whom each message has to be checked."""
-    return [] if has_own_rules(request.user) else unmatched(left_out)[:MOST_ITEMS]
+def _unmatched(request: HttpRequest, left_out: Sequence[str]) -> dict[str, Any]:
+    """Return the first of the keys that match no parked message, and where those wait that a blocked key holds back.
+
+    None for a user for whom each message has to be checked.
+    """
+    missing = [] if has_own_rules(request.user) else unmatched(left_out)[:MOST_ITEMS]
+    waiting = places_of(missing, [] if refusal(request, "view_key") else [Room.KEYS]).found
+    return {"unmatched": [key for key in missing if key not in waiting], "waiting_keys": places.lines(waiting)}
 
 
 def _decided(run: RequeueRun) -> OperatorAction | None:

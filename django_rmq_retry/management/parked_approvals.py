@@ -23,6 +23,7 @@ from django_rmq_retry.parked.four_eyes import Wish
 from django_rmq_retry.parked.gated_acts import ACTS
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outcome_texts import became_of
+from django_rmq_retry.parked.released import Released, released_by
 from django_rmq_retry.parked.selection import MOST_IDS, Selection
 
 
@@ -129,7 +130,13 @@ def _of_discard(command: RmqCommand, wish: Wish) -> None:
     found = gated_acts.DISCARD.preview(wish)
     for one in found.findings:
         command.say(f"  {one.sentence}, left out")
+    _say_released(command, released_by(found.rows))
     command.say(f"Discards {plural(found.discards, 'message')}, which will never be handled.")
+
+
+def _say_released(command: RmqCommand, released: Released) -> None:
+    if released.messages:
+        command.say(f"  {released.sentence}")
 
 
 def _of_outbox(command: RmqCommand, wish: Wish) -> None:
@@ -142,6 +149,7 @@ def _of_requeue(command: RmqCommand, wish: Wish) -> None:
     found = gated_acts.REQUEUE.preview(wish)
     for one in found.findings:
         command.say(f"  {one.count} {one.name.replace('_', ' ')}, {'left out' if one.left_out else 'sent'}")
+    _say_released(command, found.released)
     for queue, count in found.queues:
         command.say(f"  {count} to {queue}")
     command.say(f"Requeues {found.sendable} of {plural(found.total, 'message')}.")

@@ -26,6 +26,7 @@ from django_rmq_retry.models import DiscardCategory
 from django_rmq_retry.models.parked import RESOLVED, State
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
 from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.released import Released, released_by
 from django_rmq_retry.parked.retention import purge
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.transfer import Payload, export, import_lines
@@ -96,6 +97,9 @@ def change(command: RmqCommand, options: Options) -> Exit:
     if not chosen.count:
         command.say("No message matches.")
         return Exit.NOTHING
+    released = released_by(chosen.queryset()) if name == "discard" else Released()
+    if released.messages:
+        command.say(f"  {released.sentence}")
     if options["dry_run"]:
         _show_token(command, chosen, options)
         return Exit.DONE

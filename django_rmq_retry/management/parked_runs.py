@@ -239,6 +239,7 @@ def _preview(
             sendable=found.sendable,
             findings=findings,
             queues=dict(found.queues),
+            released=found.released.messages,
             stop_at=wanted.guard,
             selection=token_of(chosen),
             **lists_data(chosen),
@@ -251,6 +252,8 @@ def _preview(
         out(f"  {one.count} {one.name.replace('_', ' ')}, {_fate(one)}: {examples}{more}")
         for pk, label, sentence in decisions_on(one.examples) if one.name in DECIDED else one.decisions:
             out(f"    {label} (#{pk}): {sentence}")
+    if found.released.messages:
+        out(f"  {found.released.sentence}")
     for queue, count in found.queues:
         out(f"  {count} to {queue}")
     if found.sendable > 1:

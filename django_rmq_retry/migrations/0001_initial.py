@@ -838,6 +838,7 @@ class Migration(migrations.Migration):
                             ("discarded", "An operator had discarded it before it arrived again."),
                             ("key_discarded", "An operator discarded another message with its business key."),
                             ("discard_missed", "A discard of it was approved, but not done."),
+                            ("blocks_listed", "A message of the keys to leave out waits behind it."),
                             (
                                 "copies",
                                 "It is a copy of another message that was sent or discarded, is on hold, or goes first.",

@@ -89,6 +89,7 @@ class ItemReason(models.TextChoices):
     DISCARDED = "discarded", _("An operator had discarded it before it arrived again.")
     KEY_DISCARDED = "key_discarded", _("An operator discarded another message with its business key.")
     DISCARD_MISSED = "discard_missed", _("A discard of it was approved, but not done.")
+    BLOCKS_LISTED = "blocks_listed", _("A message of the keys to leave out waits behind it.")
     COPIES = "copies", _("It is a copy of another message that was sent or discarded, is on hold, or goes first.")
     UNCONFIRMED = "unconfirmed", _("It may have been delivered: an earlier requeue was not confirmed.")
     PERMANENT = "permanent", _("Its error is permanent: requeueing alone will not help.")

@@ -33,7 +33,7 @@ from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.publishing import outbox
-from django_rmq_retry.statements import in_slices, locking
+from django_rmq_retry.statements import in_slices, locking, with_one_of
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -291,6 +291,21 @@ def blocked_by(record: ParkedMessage) -> QuerySet[BlockedKey]:
 def record_of(blocked_key: BlockedKey) -> ParkedMessage | None:
     """Return the newest parked message for the one that goes first, if it is parked and was stored."""
     return _records(blocked_key).order_by("-pk").first()
+
+
+def records_blocking(rows: Sequence[BlockedKey]) -> Iterator[tuple[int, BlockedKey]]:
+    """Yield each parked message that goes first on one of these keys; without an id, all that have its body."""
+    records = ParkedMessage.objects.using(router.db_for_write(ParkedMessage)).order_by()
+    named = {(row.queue, row.identity): row for row in rows}
+    for some in with_one_of(records, "identity", [row.identity for row in rows]):
+        for pk, queue, identity in some.values_list("pk", "queue", "identity"):
+            if (queue, identity) in named:
+                yield pk, named[queue, identity]
+    bodies = [row.identity.removeprefix(BODY) for row in rows if row.identity.startswith(BODY)]
+    for some in with_one_of(records.filter(message_id=""), "sha256", bodies):
+        for pk, queue, sha256 in some.values_list("pk", "queue", "sha256"):
+            if (queue, body_identity(sha256)) in named:
+                yield pk, named[queue, body_identity(sha256)]
 
 
 def records_of(rows: Sequence[BlockedKey]) -> dict[int, ParkedMessage]:

@@ -105,6 +105,13 @@ def places_of(keys: Sequence[str], rooms: Sequence[Room] = tuple(Room)) -> Elsew
     return _look_in(rooms, Keys(keys)) if keys else Elsewhere()
 
 
+def behind_keys(keys: Sequence[str]) -> dict[int, str]:
+    """Return the blocked keys behind which messages wait that these keys and ids name, each with one of them."""
+    _blocked, waiting = _at_keys()
+    known = _Look(waiting, Keys(keys), most=MOST_READ).rows() if keys else ()
+    return {row.block_id: key for key, row, _why in known}
+
+
 def _look_in(rooms: Sequence[Room], wanted: Wanted) -> Elsewhere:
     found, searched = dict[str, list[Found]](), list[str]()
     for room in rooms:
@@ -150,8 +157,8 @@ class _Shelf:
 class _Look:
     """One look at a shelf."""
 
-    def __init__(self, shelf: _Shelf, wanted: Wanted) -> None:
-        self._shelf, self._wanted = shelf, wanted
+    def __init__(self, shelf: _Shelf, wanted: Wanted, most: int = MOST_NAMED) -> None:
+        self._shelf, self._wanted, self._most = shelf, wanted, most
         self._why = dict[str, dict[int, str]]()
         """Of each key some rows that it names, each with how, as it is shown."""
         self.read = 0
@@ -159,6 +166,10 @@ class _Look:
         """True if there are more contents than were read."""
 
     def found(self) -> Iterator[tuple[str, Found]]:
+        yield from ((key, self._shelf.found(row, why)) for key, row, why in self.rows())
+
+    def rows(self) -> Iterator[tuple[str, Any, str]]:
+        """Yield the rows that were found, each with the key that names it, and how."""
         self._look_at_names()
         if self._shelf.contents:
             self._look_at_contents()
@@ -166,11 +177,11 @@ class _Look:
         rows = self._shelf.rows.defer("body", "properties") if self._shelf.contents else self._shelf.rows
         known = {row.pk: row for some in with_one_of(rows, "pk", numbers) for row in some}
         for key, why in self._why.items():
-            yield from ((key, self._shelf.found(known[pk], how)) for pk, how in why.items() if pk in known)
+            yield from ((key, known[pk], how) for pk, how in why.items() if pk in known)
 
     def _add(self, keys: Any, pk: int, how: str) -> None:
         for key in keys:
-            if len(rows := self._why.setdefault(key, {})) < MOST_NAMED:
+            if len(rows := self._why.setdefault(key, {})) < self._most:
                 rows.setdefault(pk, how)
 
     def _look_at_names(self) -> None:
@@ -269,7 +280,8 @@ def _first(row: BlockedKey, _why: str) -> Found:
 
 
 def _behind(row: BlockedMessage, why: str) -> Found:
-    name = _with(_("%(message)s, behind %(key)s") % {"message": row.shown, "key": row.block.key}, why)
+    text = _("%(message)s, behind %(first)s (ordering key %(key)s)")
+    name = text % {"message": _with(row.shown, why), "first": row.block.blocker, "key": row.block.key}
     return Found(name=name, words=_("Waits for a blocked ordering key"), room=Room.KEYS, place=row.block.key)
 
 

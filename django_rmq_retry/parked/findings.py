@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from django_rmq_retry.models.parked import OPEN, State
 from django_rmq_retry.parked import missed_discards
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.left_meanwhile import left_meanwhile
+from django_rmq_retry.parked.released import Released, blockers_of_listed, released_by
 from django_rmq_retry.parked.selection import LISTED, Selection
 from django_rmq_retry.parked.siblings import PERHAPS_DONE, kept_back
 from django_rmq_retry.statements import KEYS_AT_ONCE, one_of, with_one_of
@@ -86,6 +87,11 @@ FINDING_TEXTS: Mapping[str, Any] = {
         "%(count)d should have been discarded: that was approved, but not done",
         "count",
     ),
+    "blocks_listed": ngettext_lazy(
+        "%(count)d is in front of a message that is to be left out, which would be handled after it",
+        "%(count)d are in front of messages that are to be left out, which would be handled after them",
+        "count",
+    ),
     "copies": ngettext_lazy(
         "%(count)d is a copy of another message that was sent or discarded, is on hold, or goes first",
         "%(count)d are copies of other messages that were sent or discarded, are on hold, or go first",
@@ -125,8 +131,8 @@ FINDING_TEXTS: Mapping[str, Any] = {
 }
 """All findings, the gravest first. Those that are an ``ItemReason`` leave messages out, the others are remarks."""
 INCLUDABLE = (
-    *("under_way", "on_hold", "succeeded", "discarded", "key_discarded", "discard_missed", "copies"),
-    *("unconfirmed", "permanent", "late", "unhandled", "duplicates"),
+    *("under_way", "on_hold", "succeeded", "discarded", "key_discarded", "discard_missed"),
+    *("blocks_listed", "copies", "unconfirmed", "permanent", "late", "unhandled", "duplicates"),
 )
 """The findings that the operator can override."""
 DECIDED = ("gone", "resolved", "changed", "on_hold")
@@ -188,6 +194,8 @@ class RequeueReport:
     """The condition of the messages that are left out; empty if none is."""
     groups: tuple[tuple[int, int], ...] = ()
     """If messages of several error groups are named or listed, each with its number of messages, largest first."""
+    released: Released = Released()
+    """The messages that are handled after those that are sent, because they wait behind them."""
 
     @property
     def left_out(self) -> int:
@@ -224,7 +232,9 @@ def report(selection: Selection, terms: RequeueTerms | None = None) -> RequeueRe
     sent = rows.exclude(refused) if refused else rows
     keys, shared = duplicates(sent, sendable)
     findings = [
-        _finding(name, totals.sums[name], rows.filter(_told_of(name, condition, objections)), left_out)
+        _explained(
+            _finding(name, totals.sums[name], rows.filter(_told_of(name, condition, objections)), left_out), selection
+        )
         for name, condition in shown.items()
         if totals.sums[name]
     ]
@@ -239,6 +249,7 @@ def report(selection: Selection, terms: RequeueTerms | None = None) -> RequeueRe
         processed = sent.exclude(business_key="").filter(_of_key_of(Q(state=State.PROCESSED)))
         count = processed.count()
         findings += [_finding("key_processed", count, processed, left_out)] if count else []
+    released = released_by(sent) if sendable else Released()
     return RequeueReport(
         total=totals.sums["total"],
         sendable=sendable,
@@ -248,6 +259,7 @@ def report(selection: Selection, terms: RequeueTerms | None = None) -> RequeueRe
         queues=((terms.target, sendable),) if terms.target else totals.queues,
         refused=refused,
         groups=totals.groups,
+        released=released,
     )
 
 
@@ -349,6 +361,8 @@ def conditions(selection: Selection, terms: RequeueTerms) -> Mapping[str, Q]:
         "unconfirmed": Q(unconfirmed=True),
         "permanent": Q(reason__in=PERMANENT_REASONS) & ~_edited_since(),
     }
+    if blockers := blockers_of_listed(selection):
+        findings["blocks_listed"] = one_of("pk", list(blockers), using=records_alias())
     max_age = settings().operators.requeue_max_age
     if max_age is not None:
         findings["late"] = older_than(now - timedelta(seconds=max_age))
@@ -533,11 +547,20 @@ def still_permanent(message: ParkedMessage) -> bool:
 def _finding(name: str, count: int, rows: QuerySet[ParkedMessage], left_out: Collection[str]) -> RequeueFinding:
     # This is the order of the indexes of groups, queues and types, so a few rows are enough to find examples.
     some = rows.order_by("-parked_at", "-pk").values_list("pk", "business_key", "message_id")[:SHOWN_EXAMPLES]
-    examples = tuple((pk, key or named or f"#{pk}") for pk, key, named in some)
     return RequeueFinding(
         name=name,
         count=count,
         left_out=name in left_out,
-        examples=examples,
-        decisions=missed_discards.sentences(examples) if name == "discard_missed" else (),
+        examples=tuple((pk, key or named or f"#{pk}") for pk, key, named in some),
     )
+
+
+def _explained(finding: RequeueFinding, selection: Selection) -> RequeueFinding:
+    """Return the finding with why its examples have it, if that is another thing for each."""
+    if finding.name == "discard_missed":
+        return replace(finding, decisions=missed_discards.sentences(finding.examples))
+    if finding.name != "blocks_listed":
+        return finding
+    known = blockers_of_listed(selection)
+    decisions = [(pk, name, known[pk].sentence) for pk, name in finding.examples if pk in known]
+    return replace(finding, decisions=decisions)

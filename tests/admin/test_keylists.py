@@ -66,7 +66,7 @@ def test_keys_of_messages_that_were_not_parked_are_shown_with_their_place(page: 
 
     assert tiles(told) == {"keys": 6, "found": 1, "missing": 1, "several": 0, "closed": 0}
     assert "Elsewhere (4)" in text
-    assert "PAY-61 Waits for a blocked ordering key: PAY-61, behind ACC-6" in text
+    assert "PAY-61 Waits for a blocked ordering key: PAY-61, behind PAY-60 (ordering key ACC-6)" in text
     assert "Not found (1) PAY-9" in text
     assert "Also searched: the outbox" in text
     for leads in ("outboxmessage/", "blockedkey/?q=ACC-6", "queuecontrol/?q=bank.main"):
@@ -74,7 +74,7 @@ def test_keys_of_messages_that_were_not_parked_are_shown_with_their_place(page: 
 
     preview = follow(page, told, "Requeue 1")
     assert "4 keys name messages that were not parked" in Page(preview).text
-    assert "PAY-61 → Waits for a blocked ordering key: PAY-61, behind ACC-6" in Page(preview).text
+    assert "PAY-61 → Waits for a blocked ordering key: PAY-61, behind PAY-60 (ordering key ACC-6)" in Page(preview).text
 
 
 def test_places_that_a_user_may_not_see_are_not_named(page: Client) -> None:

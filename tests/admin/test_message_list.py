@@ -143,7 +143,7 @@ ELSEWHERE = [
     ("acc-5", "In the outbox, not sent: OUT-2", "outboxmessage/"),
     ("acc-6", "Blocked ordering key: ACC-6, where PAY-60 goes first", "blockedkey/?q=ACC-6"),
     ("pay-60", "Blocked ordering key: ACC-6, where PAY-60 goes first", "blockedkey/?q=ACC-6"),
-    ("pay-61", "Waits for a blocked ordering key: PAY-61, behind ACC-6", "blockedkey/?q=ACC-6"),
+    ("pay-61", "Waits for a blocked ordering key: PAY-61, behind PAY-60 (ordering key ACC-6)", "blockedkey/?q=ACC-6"),
     ("pay-7", "In a halted queue: PAY-70, first in bank.main", "queuecontrol/?q=bank.main"),
     ("ref-7", "In a halted queue: REF-7, first in bank.main", "queuecontrol/?q=bank.main"),
     ("pay-8000", f"In a handler on a {UNKNOWN}: PAY-8000 (bank.main)", "consumerprocess/"),
@@ -186,7 +186,7 @@ def test_a_message_behind_a_blocked_key_is_found_by_its_business_key(page: Clien
     key = made.blocked_key(key="ACC-6", queue="refunds")
     BlockedMessage.objects.create(block=key, body=b'{"payment": "PAY-80"}', properties=b"\0\0", **row)
 
-    waits = "Waits for a blocked ordering key: 9f3c-1, behind ACC-6"
+    waits = "Waits for a blocked ordering key: 9f3c-1 (PAY-80), behind 9f3c-0 (ordering key ACC-6)"
     assert waits in Page(page.get(LIST, {"q": "pay-80"})).text
     assert f"PAY-80 {waits}" in Page(pasted(page, "PAY-80")).text
 
@@ -205,7 +205,10 @@ def test_a_key_is_found_in_what_waits_for_a_queue_of_another_project(
     BlockedMessage.objects.create(block=key, body=body, properties=b"\0\0", **row)
     made.outgoing(message_id="9f3c-1", routing_key="ledger", body=b'{"payment": "PAY-80", "no": 17}')
     text = Page(pasted(page, "PAY-8\npay-80\nLedger/7 Ü\nPAY\n9F3C-1\nacc-6")).text
-    outbox, behind = "In the outbox, not sent: 9f3c-1 (in its content)", "9f3c-2, behind ACC-6 (in its content)"
+    outbox, behind = (
+        "In the outbox, not sent: 9f3c-1 (in its content)",
+        "9f3c-2 (in its content), behind 9f3c-0 (ordering key ACC-6)",
+    )
 
     assert f"pay-80 {outbox}" in text
     assert f"Ledger/7 Ü Waits for a blocked ordering key: {behind}" in text

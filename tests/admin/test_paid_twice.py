@@ -239,7 +239,7 @@ def test_the_preview_of_one_message_asks_for_no_rate_and_names_who_waits_behind_
 
     assert b'type="number"' not in shown.content
     assert b'name="order"' not in shown.content
-    assert "4 messages with the same ordering key wait behind it." in Page(shown).text
+    assert "4 messages wait behind 1 of these by their ordering keys and are handled next" in Page(shown).text
 
 
 def test_a_group_grows_while_its_messages_are_parked_and_no_longer(page: Client) -> None:

@@ -379,7 +379,7 @@ def test_the_page_counts_what_was_left_out_by_keys_and_names_keys_that_matched_n
 
     assert "2 left out by 3 keys" in text
     assert "↷ 2 left out" in text
-    assert "1 key matches no message: PAY-X" in text
+    assert "1 key matches no parked message: PAY-X" in text
     assert "INC-553" in listed_page
     assert "3 GatewayTimeout · bank.gateway:post" in listed_page
 
