@@ -311,7 +311,8 @@ def _processed(run: RequeueRun) -> SafeString | str:
     count = number(run.processed)
     if not run.handled_twice:
         return count
-    twice = counted(ngettext("%(count)d twice", "%(count)d twice", run.handled_twice), count=run.handled_twice)
+    text = ngettext("at least %(count)d twice", "at least %(count)d twice", run.handled_twice)
+    twice = counted(text, count=run.handled_twice)
     return format_html('{} <span class="rmq-is-unconfirmed rmq-whole">· {}</span>', count, twice)
 
 

@@ -133,7 +133,8 @@ class Code(Enum):
         ),
         why=_(
             "Handled twice: the broker delivered a copy again before it had the acknowledgement, and the handler did "
-            "its work again. Check whether that did harm. A handler with once=True does not run again."
+            "its work again. Check whether that did harm. Of a handler with once=True the database changes "
+            "happen once; what it calls outside may happen twice."
         ),
         fix="manage.py rmq_parked list --handled-twice-of-run %(subject)s",
         page=ActingPage.RUN,
