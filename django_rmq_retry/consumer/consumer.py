@@ -96,6 +96,8 @@ class Consumer:
         self._source = source
         self._pipeline = pipeline
         self._in_order = frozenset(line.queue for line in self._lines if line.in_order)
+        self._forgotten = frozenset(line.queue for line in self._lines if line.auto_ack)
+        """The queues whose messages the broker forgets as it sends them: they never come again."""
         self._slow = SlowHandlers()
         self._limits = limits
         self._watchers = watchers
@@ -279,7 +281,9 @@ class Consumer:
 
         admitted: list[Delivery] = []
         for delivery in deliveries:
-            if quota is None or quota.admits(delivery):
+            if self._comes_again(delivery):
+                self._follow(self._sequencer.done(delivery))
+            elif quota is None or quota.admits(delivery):
                 admitted.append(delivery)
             else:
                 self._follow(self._not_admitted(delivery, quota))
@@ -298,6 +302,8 @@ class Consumer:
 
     def _attempt_and_settle(self, delivery: Delivery) -> Delivery | None:
         """Make an attempt and settle it; return the next message that waited behind it, or None."""
+        if self._comes_again(delivery):
+            return self._sequencer.done(delivery)
         quota = self._quota
         if quota is not None and not quota.admits(delivery):
             return self._not_admitted(delivery, quota)
@@ -312,6 +318,10 @@ class Consumer:
         # Not only handlers and hooks may fork: so may a policy's function, or a receiver of a signal.
         forks.end_since(forked)
         return self._settle(delivery, settlement)
+
+    def _comes_again(self, delivery: Delivery) -> bool:
+        """True if its connection was lost before it began: begun now, it would run here and where it comes again."""
+        return delivery.is_stale and delivery.queue not in self._forgotten
 
     def _not_admitted(self, delivery: Delivery, quota: Quota) -> Delivery | None:
         following = self._sequencer.keep(delivery)

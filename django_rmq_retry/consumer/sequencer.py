@@ -153,11 +153,11 @@ class Sequencer:
         return delivery
 
     def _lives(self, delivery: Delivery) -> bool:
-        """True if the delivery came over its queue's newest line; the broker redelivers those of older ones."""
-        if delivery.line is self._lines.get(delivery.queue):
-            return True
+        """True if the delivery came over its queue's newest line, which is open; the broker redelivers the others."""
         if delivery.is_stale:
             return False
+        if delivery.line is self._lines.get(delivery.queue):
+            return True
         self._lines[delivery.queue] = delivery.line
         self._forget(delivery.queue, delivery.line)
         return True

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -651,3 +652,31 @@ def test_an_ordering_key_is_computed_without_a_watcher_thread(monkeypatch: pytes
     pipeline = BatchPipeline(work_queues_of([handler]), replace(surroundings(), key_timeout=1.0))
 
     assert pipeline.read_key(delivery(queue="ledger")) == ("ledger", "k")
+
+
+@pytest.mark.parametrize(("policy", "ack"), [(OneShot(), "manual"), (StopTheLine(), "manual"), (OneShot(), "auto")])
+def test_what_has_not_begun_as_the_connection_is_lost_does_not_begin(policy: Policy, ack: Any) -> None:
+    """The broker delivers it again, except with ack="auto": it has forgotten those messages."""
+    line, begun, goes_on = SimpleNamespace(open=True), list[bytes](), threading.Event()
+
+    def run(message: Delivery) -> None:
+        begun.append(message.body)
+        goes_on.wait(10)
+
+    found = work_queues_of([replace(subscription(policy), run=run, ack=ack)])
+    tap = Tap()
+    pipeline = BatchPipeline(found, surroundings())
+    made = Running(tap, Consumer(found, tap, pipeline, threads=1, prefetch=3, limits=ConsumerLimits(shutdown=5.0)))
+    made.thread.start()
+    wait_until(lambda: tap.receiver)
+    for number in range(3):
+        tap.receiver.arrived(replace(delivery(body=b"%d" % number), token=(line, number)))
+    wait_until(lambda: begun)
+    line.open = False
+    goes_on.set()
+    tap.receiver.arrived(replace(delivery(body=b"7"), token=(SimpleNamespace(open=True), 1)))
+    wait_until(lambda: b"7" in begun)
+    made.consumer.stop("the test is over")
+
+    assert made.ended() == 0
+    assert begun == ([b"0", b"1", b"2", b"7"] if ack == "auto" else [b"0", b"7"])
