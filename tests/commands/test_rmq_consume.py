@@ -123,25 +123,30 @@ def test_burst_empties_every_queue_and_ends(either: Shop, send: Send, amqp: Bloc
 
 
 @pytest.mark.parametrize("kind", databases.KINDS)
-def test_a_start_without_its_database_runs_handlers_and_keeps_parked_messages(
+def test_a_start_without_its_database_leaves_all_messages_in_their_queues(
     shop: Shop, send: Send, amqp: BlockingChannel, kind: str
 ) -> None:
+    """Whether an operator has paused a queue is not known before the database answers."""
     if why := databases.KINDS[kind].undriven():
         pytest.skip(why)
-    send("a", "park")
+    send("a")
+    send("b", queue="shop.orders.parked")
     closed = {**databases.KINDS[kind].settings(), "HOST": "127.0.0.1", "PORT": "1"}
-    told = shop.run("rmq_consume", "--burst", **Own(settings=closed).environment)
+    with shop.running("rmq_consume", **Own(settings=closed).environment) as running:
+        running.says("Parked messages stay in their queues: The database 'default' does not answer")
+        running.says("No message is taken until the pauses of the queues have been read")
+        running.signal()
+        code = running.code()
 
-    assert (told.returncode, shop.noted("end")) == (0, ["end a"])
-    assert (depth(amqp), depth(amqp, "shop.orders.parked")) == (0, 1)
-    assert "Parked messages stay in their queues: The database 'default' does not answer" in told.stdout
-    assert "Traceback" not in told.stdout + told.stderr
+    assert (code, shop.noted()) == (0, [])
+    assert (depth(amqp), depth(amqp, "shop.orders.parked")) == (1, 1)
+    assert "Traceback" not in running.text + running.errors
     # Only MariaDB is asked by Django's checks.
     unchecked = (
         "The checks skip the types of model fields, because a database does not answer: 'default' (Can't connect"
     )
-    assert told.stderr.startswith(unchecked if kind == databases.MARIADB and django.VERSION >= (6, 1) else "")
-    assert told.stderr.count("\n") == (kind == databases.MARIADB and django.VERSION >= (6, 1))
+    assert running.errors.startswith(unchecked if kind == databases.MARIADB and django.VERSION >= (6, 1) else "")
+    assert running.errors.count("\n") == (kind == databases.MARIADB and django.VERSION >= (6, 1))
 
 
 def test_a_system_check_that_needs_an_unavailable_database_ends_the_command(shop: Shop) -> None:
