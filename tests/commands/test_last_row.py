@@ -185,6 +185,10 @@ class Known:
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(Kind, 0)
+        self.queues_unread: tuple[str, ...] = ()
+
+    def unread(self) -> tuple[str, ...]:
+        return self.queues_unread
 
 
 class TestTelling:
@@ -196,6 +200,12 @@ class TestTelling:
 
         words = ["0/s", "in flight 3", "ok 91,204", "retry 31", "parked 226", "Ctrl-C: finish and stop"]
         assert told == between.join(words)
+
+    def test_a_worker_that_has_not_read_the_pauses_says_what_it_waits_for(self) -> None:
+        known: Any = Known()
+        known.queues_unread = ("payments",)
+
+        assert " · waiting for the database · " in status_text(known, known, without_signs=False)()
 
     def test_the_rate_is_that_of_the_last_seconds(self) -> None:
         times = iter((0.0, 1.0, 2.0, 6.0, 12.0))
