@@ -185,10 +185,10 @@ class Known:
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(Kind, 0)
-        self.queues_unread: tuple[str, ...] = ()
+        self.waits = False
 
-    def unread(self) -> tuple[str, ...]:
-        return self.queues_unread
+    def unread(self) -> bool:
+        return self.waits
 
 
 class TestTelling:
@@ -203,7 +203,7 @@ class TestTelling:
 
     def test_a_worker_that_has_not_read_the_pauses_says_what_it_waits_for(self) -> None:
         known: Any = Known()
-        known.queues_unread = ("payments",)
+        known.waits = True
 
         assert " · waiting for the database · " in status_text(known, known, without_signs=False)()
 
