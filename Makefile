@@ -17,7 +17,7 @@ help:
 	@echo "make demo      a small bank with a flaky gateway, to play with (ARGS=--check: a scripted minute that tests itself)"
 	@echo "make test      the tests of a push, on every Django this machine's interpreters allow (ARGS='-k word' for some)"
 	@echo "make test-all  all tests, as each night: more faults, MariaDB, the oldest Django in full"
-	@echo "make lint      ruff, mypy, layers, spelling, missing migrations"
+	@echo "make lint      ruff, mypy, layers, spelling, missing migrations, conflict markers"
 	@echo "make bench     messages per second, beside a bare pika loop (ARGS='--only once': one part)"
 	@echo "make chaos     a quarter of an hour of faults, and a count of every message (ARGS='--short', '--seed 7', '--only sweep')"
 	@echo "make foreign   the tests of pika, amqpstorm, node's amqplib and of Django's tasks on the embedded broker (ARGS='--on URL' for another)"
@@ -83,6 +83,7 @@ lint: $(READY)
 	$(VENV)/bin/lint-imports --no-logo --no-cache
 	$(VENV)/bin/codespell django_rmq_retry docs tests testproject *.md
 	$(PY) -m django makemigrations --check --dry-run --settings=tests.settings
+	! git grep -nIE '^(<{7}|[|]{7}|>{7})( |$$)'
 
 bench: $(READY)
 	$(PY) -m tests.bench $(ARGS)

@@ -10,7 +10,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
-from django_rmq_retry.messages.properties import EPOCH
+from django_rmq_retry.messages.properties import EPOCH, Properties
 from django_rmq_retry.wording import span
 
 log = logging.getLogger("django_rmq_retry")
@@ -144,6 +144,11 @@ def stated_time(milliseconds: int) -> datetime | None:
         return None
     # Exclude the last year: in another time zone it may already be the next one.
     return None if at.year == MAXYEAR else _as_stored(at)
+
+
+def published_at(properties: Properties) -> datetime | None:
+    """Return the time of a message, which has whole seconds; None if it has none, or one outside the calendar."""
+    return stated_time((properties.timestamp or 0) * 1000)
 
 
 def _as_stored(at: datetime) -> datetime:

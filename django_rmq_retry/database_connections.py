@@ -200,8 +200,10 @@ def _in_transaction_of_mysql(raw: Any, *, autocommit: bool) -> bool:
 
 
 class Unanswered(Exception):
-    def __init__(self, alias: str, timeout: float) -> None:
-        super().__init__(f"{alias!r} did not answer within {timeout:g} s")
+    def __init__(self, alias: str, seconds: float, *, still: bool = False) -> None:
+        """``still`` is True if a query that was given up before has been waiting for so long."""
+        within = f"has not answered for {seconds:.0f} s" if still else f"did not answer within {seconds:g} s"
+        super().__init__(f"{alias!r} {within}")
 
 
 def connect_in_time(alias: str, timeout: float) -> None:

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass
 
 from django.conf import settings as project
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error, connections, router, transaction
+from django.db import Error, router, transaction
 
 from django_rmq_retry import __version__, database_clock
 from django_rmq_retry.amqp.declarer import Declarer
@@ -21,6 +21,7 @@ from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import Declared
+from django_rmq_retry.statements import missing_tables
 from django_rmq_retry.topology.declarations import (
     AbandonedQueue,
     BindingDeclaration,
@@ -164,7 +165,7 @@ def _project() -> str:
 
 
 def _check_table(alias: str) -> None:
-    if Declared._meta.db_table not in connections[alias].introspection.table_names():  # noqa: SLF001 - documented
+    if missing_tables([Declared], alias):
         raise DeclarationsUnavailable(f"the tables are missing in {alias!r}: manage.py migrate")
 
 

@@ -201,15 +201,19 @@ class QueueUnusable(RmqRetryError):
         super().__init__(f"Queue {queue!r} cannot be consumed: {reason}. {advice}")
 
 
+OWNER_DECLARES = "is external (existing=True), so `manage.py rmq_declare` does not create it: ask its owner to."
+
+
 class TopologyMissing(RmqRetryError):
     """Queues or exchanges that messages, retries or parked messages need are missing."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], *, external: Sequence[str] = ()) -> None:
         self.names = tuple(names)
-        super().__init__(
-            f"The broker lacks queues or exchanges of the handlers: {', '.join(self.names)}. No message was taken. "
-            "Declare them with `manage.py rmq_declare`."
-        )
+        parts = [f"The broker lacks queues or exchanges of the handlers: {', '.join(names)}. No message was taken."]
+        if len(external) < len(names):
+            parts.append("Declare them with `manage.py rmq_declare`.")
+        parts += [f"The {name} {OWNER_DECLARES}" for name in external]
+        super().__init__(" ".join(parts))
 
 
 class CallUnanswered(RmqRetryError, TimeoutError):

@@ -20,7 +20,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.models import ItemState, RunState, State
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.topology.drawings import clean
-from django_rmq_retry.wording import DAY, duration, minute, number, span
+from django_rmq_retry.wording import DAY, duration, minute, number, second, span
 
 BAR, GAP, HEIGHT, LEAST = 6, 2, 24, 2
 CHART_BAR, CHART_HEIGHT, LABEL_HEIGHT, LABELLED = 28, 60, 18, 3
@@ -164,6 +164,11 @@ def time_exact(at: datetime | None) -> SafeString | str:
 def time_minute(at: datetime | None) -> SafeString | str:
     """Return hour and minute, with the exact time in its title."""
     return NOTHING if at is None else _time(at, minute(at))
+
+
+def time_second(at: datetime | None) -> SafeString | str:
+    """Return the time of day to the second, with the date in its title."""
+    return NOTHING if at is None else _time(at, second(at))
 
 
 def time_short(at: datetime | None) -> SafeString | str:

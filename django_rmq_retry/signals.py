@@ -16,7 +16,7 @@ parked = Signal()
 """A message is parked: ``verdict``, with reason and detail. Its copy is confirmed only after this signal."""
 
 halted = Signal()
-"""A handler with StopTheLine failed and stops its queue: ``verdict``, with the seconds until the next attempt."""
+"""A handler with StopTheLine failed, at each attempt, and stops its queue: ``verdict``, with the seconds to wait."""
 
 resumed = Signal()
 """A stopped queue resumes: the message that stopped it was handled, parked or discarded: ``verdict``."""

@@ -1,13 +1,14 @@
-"""Statements that Django does not offer: the first write of a transaction, locks of rows, rows by many values, bulk
-inserts, counts that are added to rows, and inserts of what a query returns."""
+"""Statements that Django does not offer: a first write, locks, bulk inserts, counts added to rows, missing tables."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from django.core.exceptions import EmptyResultSet
-from django.db import connections
-from django.db.models import BinaryField, DateTimeField, F, Model, Q, QuerySet
+from django.db import connections, transaction
+from django.db.backends.utils import CursorWrapper
+from django.db.models import BinaryField, BooleanField, Case, DateTimeField, F, Model, Q, QuerySet, When
 from django.db.models.constants import OnConflict
 from django.db.models.lookups import Lookup
 
@@ -18,12 +19,24 @@ ROWS_AT_ONCE = 100
 """Rows of one statement, if the driver does not choose their number itself."""
 KEYS_AT_ONCE = 500
 """Keys in one statement: SQLite may take no more than 999 parameters."""
+_IN_TRANSACTION = 2
+"""The number of libpq for this state of a connection."""
 
 
 def in_slices(values: Collection[V], most: int) -> Iterator[list[V]]:
     """Yield the values in parts: no statement takes any number of them."""
     rest = list(values)
     return (rest[start : start + most] for start in range(0, len(rest), most))
+
+
+T = TypeVar("T", bound=type[Model] | str)
+
+
+def missing_tables(tables: Iterable[T], using: str) -> set[T]:
+    """Return those of these tables, or of models, that the database does not have; raise its errors."""
+    there = set(connections[using].introspection.table_names())
+    names = {one: one if isinstance(one, str) else one._meta.db_table for one in tables}  # noqa: SLF001 - documented
+    return {one for one, name in names.items() if name not in there}
 
 
 class _OneOf(Lookup):
@@ -49,9 +62,25 @@ class _OneOf(Lookup):
 
 def one_of(column: str, values: Collection[Any], *, using: str) -> Q:
     """Match rows that have one of these texts or numbers: on PostgreSQL by one parameter, as ``with_one_of`` does."""
-    if connections[using].vendor == "postgresql":
+    if takes_arrays(using):
         return Q(_OneOf(F(column), list(values)))
     return Q(**{f"{column}__in": list(values)})
+
+
+def takes_arrays(using: str) -> bool:
+    """True if thousands of values are one parameter of a statement."""
+    return bool(connections[using].vendor == "postgresql")
+
+
+def none_of(column: str, values: Collection[Any], *, using: str) -> Q:
+    """Match rows that have none of these texts or numbers.
+
+    PostgreSQL 14 does not hash the array of a ``NOT … ANY``, and all versions look at each value to plan it.
+    """
+    if not takes_arrays(using):
+        return ~one_of(column, values, using=using)
+    among = When(one_of(column, values, using=using), then=False)
+    return Q(Case(among, default=True, output_field=BooleanField()))
 
 
 def with_one_of(rows: "QuerySet[M]", column: str, values: Collection[Any], *, most: int = 0) -> "Iterator[QuerySet[M]]":
@@ -61,14 +90,24 @@ def with_one_of(rows: "QuerySet[M]", column: str, values: Collection[Any], *, mo
     of them Django and the driver take several times longer than the database. Others are asked for ``most`` values at
     once, by default ``KEYS_AT_ONCE``.
     """
-    if values and connections[rows.db].vendor == "postgresql":
+    if values and takes_arrays(rows.db):
         yield rows.filter(_OneOf(F(column), list(values)))
     else:
         yield from (rows.filter(**{f"{column}__in": some}) for some in in_slices(values, most or KEYS_AT_ONCE))
 
 
-def write_first(model: type[Model], using: str) -> None:
-    """Begin a transaction with a write on SQLite, which refuses one after a read if another has written since."""
+@contextmanager
+def writing(model: type[Model], *, using: str) -> Iterator[None]:
+    """Run the block in a transaction that reads before it writes.
+
+    SQLite refuses the first write at once if another process writes by then; before any read it waits for its turn.
+    """
+    with transaction.atomic(using=using):
+        _write_first(model, using)
+        yield
+
+
+def _write_first(model: type[Model], using: str) -> None:
     if not connections[using].features.has_select_for_update:
         key: Any = model._meta.pk  # noqa: SLF001 - Django's own name for it
         model._base_manager.using(using).filter(pk=0).update(**{key.attname: 0})  # noqa: SLF001 - as above
@@ -81,7 +120,7 @@ def locking(rows: "QuerySet[M]", *, keys_stay: bool = False) -> "QuerySet[M]":
     when a requeue run has the lock on the audit log already: a check that waited for another action, which waits for
     the audit log, would be a deadlock.
     """
-    write_first(rows.model, rows.db)
+    _write_first(rows.model, rows.db)
     return rows.select_for_update(no_key=keys_stay and connections[rows.db].features.has_select_for_no_key_update)
 
 
@@ -97,6 +136,34 @@ def insert_of(alias: str, table: str, columns: tuple[str, ...], *, rows: int = 1
     end = f" RETURNING {connections[alias].ops.quote_name(returning)}" if returning else ""
     into = _table_and_columns(alias, table, columns)
     return f"INSERT INTO {into} VALUES {', '.join([places] * rows)}{end}"  # noqa: S608 - names of our own only
+
+
+def inserted_id(cursor: Any, statement: str, values: Sequence[Any]) -> int | None:
+    """Execute the INSERT of one row that returns its id, by libpq itself, in a third of the driver's time.
+
+    Return None, and execute nothing, with any other driver than psycopg 3, or where the driver has to do more: begin
+    the transaction, or show the statement to those who log, count or wrap it.
+    """
+    connection = cursor.db
+    pgconn = getattr(connection.connection, "pgconn", None)
+    seen = type(cursor) is not CursorWrapper or connection.execute_wrappers
+    if seen or pgconn is None or pgconn.transaction_status != _IN_TRANSACTION or pgconn.pipeline_status:
+        return None
+    with connection.wrap_database_errors:
+        # Texts as bytes with a length: as a C string, one would end at its first NUL.
+        forms = [isinstance(value, (str, bytes)) for value in values]
+        given = [value if isinstance(value, bytes) else str(value).encode() for value in values]
+        result = pgconn.exec_params(_numbered(statement), given, None, forms)
+        if result.error_message:
+            raise connection.Database.errors.error_from_result(result)
+    return int(result.get_value(0, 0))
+
+
+@lru_cache(maxsize=64)
+def _numbered(statement: str) -> bytes:
+    """Return a statement with its places in the form of PostgreSQL: ``$1`` for the first ``%s``."""
+    first, *others = statement.split("%s")
+    return "".join([first, *(f"${number}{rest}" for number, rest in enumerate(others, 1))]).encode()
 
 
 def _table_and_columns(alias: str, table: str, columns: tuple[str, ...]) -> str:

@@ -15,6 +15,8 @@ MOST_IN_A_TEXT = 3
 """The most names in one text; others are counted."""
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 """Seconds."""
+SEPARATED_FROM = 1000
+"""No language separates fewer digits."""
 _FEW = 10 * MINUTE
 """Below this, a duration includes its seconds."""
 _SHORT = 0.1
@@ -23,7 +25,14 @@ _SHORT = 0.1
 
 def number(count: int) -> str:
     """Return a count with the separators of the reader's language."""
+    if 0 <= count < SEPARATED_FROM:
+        return str(int(count))
     return number_format(count, use_l10n=True, force_grouping=True) if get_language() else f"{count:,}"
+
+
+def decimal(amount: float, places: int) -> str:
+    """Return an amount with the decimal point of the reader's language."""
+    return number_format(amount, places, use_l10n=True) if get_language() else f"{amount:.{places}f}"
 
 
 def messages_counted(count: int) -> str:
@@ -66,8 +75,7 @@ def duration(seconds: float) -> str:
 def _seconds(seconds: float) -> str:
     if 0 < seconds < _SHORT:
         return _("%(count)s ms") % {"count": max(round(seconds * 1000), 1)}
-    shown = f"{seconds:.0f}" if float(seconds).is_integer() else f"{seconds:.1f}"
-    return _("%(count)s s") % {"count": shown}
+    return _("%(count)s s") % {"count": decimal(seconds, 0 if float(seconds).is_integer() else 1)}
 
 
 def minute(at: datetime) -> str:

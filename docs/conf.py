@@ -32,99 +32,182 @@ version = release
 # What a reader searches for, and the page that answers it: the search has no other notion of what a page is about.
 # An answer in a section of a page has the section's anchor. scorer.js finds the words in any order.
 ANSWERS = {
+    "admin": ("admin", "body failed message", "dead letter admin", "failed message"),
+    "admin-site": ("content security policy", "csp"),
+    "alerts": ("alert", "alert parked message", "alert mail", "notification", "slack", "webhook"),
     "asyncapi": ("asyncapi", "schema for other teams"),
     "async": ("async handler", "asyncio", "concurrent http calls"),
-    "audit": ("audit log", "who requeued"),
+    "audit": ("audit log", "who did", "who discarded message", "who edited", "who requeued"),
     "backups": ("backup", "disaster recovery", "lost broker", "restore"),
     "batches": ("batch", "batch insert", "bulk insert", "bulk_create", "import rows"),
-    "broadcast": ("broadcast", "fanout", "publish subscribe", "pubsub"),
+    "breakers": ("breaker", "circuit breaker", "service down"),
+    "broadcast": (
+        *("broadcast", "event two services", "fanout", "many services", "publish subscribe", "pubsub", "same event"),
+        "several services",
+    ),
+    "business-keys": ("business key", "error group", "find by number", "fingerprint", "group by", "payment number"),
     "carriers": ("backoff", "dead letter", "ladder", "waiting queue", "ttl"),
-    "celery": (
-        *("autoretry_for", "celery", "celery beat", "chain", "chord", "max_tasks_per_child", "migrate from celery"),
-        *("retry_kwargs", "worker_max_memory_per_child", "worker_max_tasks_per_child"),
+    "celery": ("celery", "celery beat", "migrate from celery"),
+    "celery-features": (
+        *("acks_late", "apply_async", "autoretry_for", "chain", "chord", "delay_on_commit", "flower", "group"),
+        *("celery once", "max_tasks_per_child", "result backend", "retry_kwargs", "task lock", "task_always_eager"),
+        *("unique task",),
+        *("worker_max_memory_per_child", "worker_max_tasks_per_child"),
     ),
     "celery-queue": ("celery message", "celery queue", "read celery"),
+    "change-queues": (
+        *("406", "change queue", "delete queue", "inequivalent arg", "move queue", "precondition failed"),
+        *("precondition_failed", "purge queue", "recreate queue", "rename queue"),
+    ),
+    "check": ("check script", "smoke test"),
     "codecs": (
         *("codec", "compress", "decrypt", "encrypt", "encrypt payload", "encryption", "gzip"),
         *("messagepack", "msgpack", "protobuf"),
     ),
     "compare": ("alternative", "compare", "dramatiq", "faststream", "procrastinate"),
     "consumers": ("hanging worker", "stuck worker", "worker list"),
-    "cron": ("beat schedule", "cron", "nightly job", "periodic task", "recurring", "scheduler"),
-    "database-down": ("database down", "database outage", "database unavailable", "postgres down", "postgresql down"),
-    "dead-letter-loop": ("dead letter loop", "hand written consumer", "pika", "replace pika"),
+    "cron": (
+        "beat schedule",
+        "cron",
+        "every hour",
+        "every night",
+        "nightly job",
+        "periodic task",
+        "recurring",
+        "scheduler",
+    ),
+    "database-down": (
+        "database away",
+        "database down",
+        "database outage",
+        "database unavailable",
+        "postgres down",
+        "postgresql away",
+        "postgresql down",
+    ),
+    "dead-letter-loop": (
+        *("count x death", "dead letter loop", "existing loop", "hand written consumer", "old new consumer"),
+        *("own retry queue", "pika", "replace pika", "retry queue delay", "several retry queue", "ttl retry queue"),
+        *("x death", "x retries"),
+    ),
+    "deadlines": (
+        *("consumer_timeout", "deadline", "handler timeout", "hanging handler", "takes too long", "time limit"),
+        "timeout",
+    ),
     "demo": ("demo", "try it"),
-    "deploy": ("docker", "graceful shutdown", "max memory", "prefetch", "sigterm", "supervisor", "systemd", "threads"),
+    "deploy": (
+        *("consume only one queue", "docker", "graceful shutdown", "max memory", "memory grows", "memory leak"),
+        *("collectstatic", "gunicorn", "nginx", "production", "sigterm", "static files", "supervisor", "systemd"),
+    ),
     "doctor": ("diagnose", "doctor", "health check"),
+    "editing": ("correct message", "edit", "edit message", "fix message"),
     "embedded": ("embedded broker", "without rabbitmq"),
     "exit-codes": ("exit code", "exit status"),
     "faq": ("production ready", "saga", "uninstall"),
     "faq#how-do-i": ("big message", "large message", "maximum message size", "message size", "payload size"),
     "four-eyes": ("approval", "four eyes", "second person"),
-    "guarantees": ("at least once", "guarantee", "lose messages", "oom", "out of memory", "poison message"),
+    "guarantees": (
+        *("at least once", "guarantee", "lose messages", "lose tasks", "oom", "out of memory", "poison message"),
+        *("worker dies", "worker killed"),
+    ),
     "hosted": ("amazon mq", "cloudamqp", "heroku", "hosted rabbitmq", "procfile"),
     "incident": ("outage requeue", "requeue except", "requeue all but"),
     "install": ("django version", "install", "pip install", "python version", "rabbitmq version", "supported version"),
     "kubernetes": ("helm", "k8s", "kubernetes", "kubernetes manifest"),
     "logging": ("json log", "log", "logging", "structlog"),
     "monitoring": (
-        *("alert", "alert parked message", "dashboard", "grafana", "keda", "metrics", "prometheus"),
-        *("readiness probe", "webhook"),
+        *("autoscale", "autoscaling", "dashboard", "grafana", "keda", "liveness probe", "metrics", "monitoring"),
+        *("prometheus", "readiness probe"),
     ),
     "never-runs": (
         *("handler never runs", "handler not called", "handler not running", "message not consumed"),
-        *("message not processed", "message stuck", "nothing happens", "troubleshooting"),
+        *("message not processed", "message stuck", "nothing happens", "restart code change", "troubleshooting"),
     ),
-    "once": ("deduplicate", "duplicate", "exactly once", "idempotency", "idempotent", "inbox"),
-    "order": ("fifo", "ordering", "ordering key", "sequential"),
+    "once#messages-without-an-id": ("missing message_id", "no message id", "no message_id", "without message id"),
+    "once": (
+        *("charged twice", "deduplicate", "duplicate", "exactly once", "handled twice", "idempotency", "idempotent"),
+        *("ignore duplicate", "inbox", "runs twice"),
+    ),
+    "order": ("fifo", "order", "order survives retry", "ordering", "ordering key", "sequential"),
     "outbox": ("multiple databases", "outbox", "rabbitmq down", "transaction", "transaction on_commit"),
-    "pausing": ("breaker", "circuit breaker", "pause", "rate limit", "throttle"),
-    "permissions": ("permission", "rabbitmq user permission", "role"),
+    "partitions": ("delete old attempts", "partition"),
+    "pausing": ("pause", "pause queue", "resume queue"),
+    "permissions": ("permission", "rabbitmq user permission", "role", "view_payload", "who may see"),
     "personal-data": ("delete customer data", "erase", "gdpr", "personal data", "privacy"),
     "personal-data#hide-card-numbers-from-support": (
-        *("card numbers", "credit card", "hide card numbers", "mask card number", "pci"),
+        *("card numbers", "credit card", "hide body support", "hide card numbers", "mask card number", "pci"),
+        *("support see body",),
     ),
     "policies": (
-        *("attempts", "exponential backoff", "fire and forget", "handler timeout", "max retries"),
-        *("policy", "retry", "stop retrying", "timeout"),
+        *("attempts", "backoff jitter", "exponential backoff", "fire and forget", "max retries", "policy", "retry"),
+        *("retry backoff", "retry only timeouts", "stop retrying"),
     ),
     "priorities": ("max_priority", "priority", "urgent message"),
     "publishing#from-java-or-another-language": ("java", "non django", "other language", "publish from java"),
+    "publishing#calls": ("get result", "result", "return value", "rpc", "wait for answer"),
     "publishing": (
         *("at a time", "countdown", "eta", "publish"),
-        *("publish many", "rpc", "schedule message", "send message later"),
+        *("publish many", "schedule message", "send message later"),
     ),
+    "rates": ("limit requests", "per second", "rate", "rate limit", "throttle"),
     "recipes": ("cookbook", "examples", "recipe"),
-    "recipes#cancel-a-delayed-message": ("cancel delayed message", "cancel message", "revoke"),
-    "recipes#delay-a-message": ("delay", "delay message", "delayed message"),
+    "recipes#cancel-a-delayed-message": ("cancel delayed message", "cancel message", "cancel task", "revoke"),
+    "recipes#delay-a-message": ("delay", "delay message", "delay minutes", "delayed message"),
     "recipes#debug-a-parked-message-on-your-machine": ("debug parked message", "export import message", "reproduce"),
     "recipes#requeue-at-2-am": ("at night", "requeue later", "requeue 2 am", "schedule requeue", "requeue tonight"),
     "recipes#empty-the-queues-and-exit": ("burst", "run once and exit"),
     "recipes#skip-a-message-that-is-out-of-date": ("discard old message", "skip message", "stale message"),
-    "records": ("data retention", "retention"),
+    "records": ("data retention", "how long kept", "keep failed messages", "retention"),
     "records#how-big-the-tables-get": ("disk space", "how big", "table size", "tables"),
+    "requeue-runs": ("back pressure", "canary", "pause requeue", "requeue run", "requeue twice"),
+    "requeueing#find-the-messages": ("failed at night", "failed last night", "what failed"),
+    "requeueing#from-code": ("requeue code", "requeue from python"),
     "requeueing": (
-        *("discard", "edit message", "parked", "parked message", "replay", "requeue", "requeue id"),
-        *("requeue list", "requeue list ids", "resend"),
+        *("discard", "hold", "parked", "parked message", "replay", "requeue", "requeue id"),
+        *("requeue list", "requeue list ids", "resend", "send again", "send again list"),
     ),
-    "runbook": ("incident", "on call", "runbook"),
-    "scaling": ("cluster", "pgbouncer", "scale", "scaling"),
+    "runbook": ("connection refused", "incident", "on call", "runbook"),
+    "scaling": (
+        *(
+            "basic_qos",
+            "cluster",
+            "how many consumers",
+            "how many threads",
+            "how many workers",
+            "pgbouncer",
+            "prefetch",
+            "prefetch_count",
+        ),
+        *("scale", "scaling", "threads"),
+    ),
+    "send-waiting": ("retry now", "send retries now", "skip wait", "waiting retries"),
     "sentry": ("error tracking", "sentry"),
+    "settings#the-url": (
+        *("change password", "credentials", "password rotation", "password rotation rabbitmq", "rotate password"),
+    ),
     "settings": ("configuration", "mask", "setting", "settings", "tls"),
     "signals": ("signal",),
     "speed": ("benchmark", "performance", "speed", "throughput"),
     "take-over": ("existing queue", "existing topology"),
     "tasks": ("django tasks", "task backend"),
     "testing": ("mock", "pytest", "test", "test handler", "unit test", "unit test handler"),
-    "topology": ("change queue", "declare", "delete queue", "exchange", "purge queue", "queue", "rename queue"),
+    "topology": ("declare", "exchange", "queue", "topology"),
     "tracing": ("jaeger", "opentelemetry", "trace", "tracing"),
     "tutorial": ("getting started", "tutorial"),
     "two-services": ("correlation id", "microservices", "reply", "reply queue"),
     "typed": ("dataclass", "message schema", "message version", "pydantic", "typed message", "validate"),
     "untrusted": ("malicious", "partner publisher", "security model", "untrusted", "untrusted publisher"),
     "upgrading": (
-        *("deploy without downtime", "deploy without losing messages", "rolling update", "upgrade", "zero downtime"),
+        *(
+            "deploy without downtime",
+            "deploy without losing messages",
+            "messages during a deploy",
+            "rolling update",
+            "upgrade",
+        ),
+        *("zero downtime",),
     ),
+    "upgrading#going-back": ("back to the old", "downgrade", "going back", "roll back old"),
     "virtual-hosts": ("multiple brokers", "second broker", "shared broker", "two brokers", "vhost", "virtual host"),
 }
 
@@ -144,12 +227,17 @@ python_maximum_signature_line_length = 88
 nitpick_ignore_regex = [("py:.*", ".*")]
 
 exclude_patterns = ["_build"]
+
+# A block without a language has commands: the colours of Python would make keywords of their options.
+highlight_language = "none"
 nitpicky = True
 
 # Two hyphens, such as those of --yes, do not become a dash.
 smartquotes_action = "qe"
 
 html_theme = "furo"
+# The theme's own choice underlines the names of classes, as if they were links.
+pygments_dark_style = "github-dark"
 html_title = project
 html_baseurl = "https://django-rmq-retry.readthedocs.io/en/latest/"
 html_show_sourcelink = False
@@ -160,11 +248,13 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_favicon = "_static/favicon.svg"
 html_search_scorer = str(Path(__file__).parent / "_static" / "scorer.js")
+NAMES = {"color-api-name": "var(--color-foreground-primary)", "color-api-pre-name": "var(--color-foreground-muted)"}
+"""The names of the API, which the theme has in the red of an error."""
 html_theme_options = {
     "light_logo": "logo-light.svg",
     "dark_logo": "logo-dark.svg",
-    "light_css_variables": {"color-brand-primary": "#0b6b63", "color-brand-content": "#0b6b63"},
-    "dark_css_variables": {"color-brand-primary": "#4fd1c0", "color-brand-content": "#4fd1c0"},
+    "light_css_variables": {"color-brand-primary": "#0b6b63", "color-brand-content": "#0b6b63", **NAMES},
+    "dark_css_variables": {"color-brand-primary": "#4fd1c0", "color-brand-content": "#4fd1c0", **NAMES},
 }
 
 # The card is drawn in _static/card.svg; programs that show links want a PNG.

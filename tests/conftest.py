@@ -1,27 +1,36 @@
 """The fixtures of every test: a broker of its own version, a virtual host of the test's own."""
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pika
 import pytest
+from django.db import DEFAULT_DB_ALIAS, connections
+from django.test import TransactionTestCase
 from pika.adapters.blocking_connection import BlockingChannel
 from pytest_django import DjangoDbBlocker
 
 from django_rmq_retry.management.terminal import Console
+from django_rmq_retry.publishing import outbox_rows
 from django_rmq_retry.testing import isolated_handlers
 from tests.embedded.served import served, vhost_of
+from tests.tooling import emptying
 from tests.tooling.filled import Own, to_copy
 from tests.tooling.filled import own_database as own_database_in
 from tests.tooling.node import Node
 from tests.tooling.services import SERVICES, Broker, Services, Unavailable, go_without
 from tests.tooling.vhosts import Vhost, vhost_on
+from tests.tooling.waiting import longer
 
 pytest_plugins = ["tests.tooling.plugin", "django_rmq_retry.testing.plugin"]
 
 MakeNode = Callable[..., Node]
+LASTING = {"rmq-http", "rmq-io", "rmq-loop", "rmq-publish", "rmq-test"}
+"""The product's threads that last as long as their process and have no connection to a database."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +44,30 @@ def loggers_as_before() -> Iterator[None]:
     for logger, level, propagate, disabled, handlers in before:
         logger.setLevel(level)
         logger.propagate, logger.disabled, logger.handlers[:] = propagate, disabled, handlers
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(
+    django_db_setup: None,  # noqa: ARG001 - pytest-django's own, and then ours
+    django_db_blocker: DjangoDbBlocker,
+) -> Iterator[None]:
+    """Drop the databases only after threads that ask one, or send from it, have closed their connections.
+
+    Between two tests that commit their tables are emptied in our own way.
+
+    A process looks once for the outbox's table: here, so that the number of a test's queries does not depend on order.
+    """
+    with django_db_blocker.unblock():
+        outbox_rows.table_exists(DEFAULT_DB_ALIAS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TransactionTestCase, "_fixture_teardown", emptying.after_test)
+        yield
+    until = time.monotonic() + longer(10)
+    for thread in threading.enumerate():
+        if thread.name.startswith("rmq-") and thread.name not in LASTING:
+            thread.join(max(0.0, until - time.monotonic()))
+    # A page whose database hung has left its connection and made another one, which pytest-django does not know.
+    connections.close_all()
 
 
 @pytest.fixture

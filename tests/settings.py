@@ -1,11 +1,14 @@
 """The smallest project that the app can live in."""
 
 import os
+from datetime import UTC, datetime
 
 from tests.tooling import databases
 
 SECRET_KEY = "only-for-tests"
 USE_TZ = True
+TIME_ZONE = ("Asia/Tokyo", "Africa/Lagos", "America/Phoenix")[datetime.now(UTC).hour // 8]
+"""Where it is day: pages show an hour of yesterday otherwise than one of today."""
 ROOT_URLCONF = "tests.urls"
 DATABASES = {"default": databases.settings()}
 INSTALLED_APPS = [

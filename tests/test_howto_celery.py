@@ -1,6 +1,7 @@
 """The pages on Celery: both run side by side, and messages of Celery are handed over, with a real Celery."""
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -172,6 +173,33 @@ def test_a_handler_calls_the_task_that_stays_in_celery(bank: Bank) -> None:
     assert bank.noted() == ["charge 5", "receipt 5"]
 
 
+def test_on_the_way_back_celery_gets_what_is_parked(bank: Bank) -> None:
+    bank.written(charging="def charge_payment(payment):\n    raise ValueError(payment)\n")
+    bank.declared()
+    message = bank.folder / "payment.json"
+    message.write_text('{"payment": 6}')
+    with bank.running("rmq_consume", "payments.charge") as consumer:
+        bank.run("rmq_publish", "--handler", "payments.handlers.charge", str(message))
+        wait_until(lambda: ParkedMessage.objects.using(ALIAS).exists())
+        consumer.signal()
+        assert consumer.code() == 0
+
+    imports, body = example("only the body of charge is new").split("\n\n\n")
+    rest, _, _ = moved().partition("def charge(message):")
+    bank.written(charging=CHARGING, handlers=f"{imports}\n{rest}{body}")
+    lines = page("celery.md").read_text().splitlines()
+    command = next(line for line in lines if "manage.py rmq_parked requeue" in line)
+    with bank.worker(), bank.running("rmq_consume", "payments.charge") as consumer:
+        done = bank.run(*shlex.split(command.partition("manage.py ")[2]), "--yes")
+        wait_until(bank.noted)
+        consumer.signal()
+        assert consumer.code() == 0
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert bank.noted() == ["charge 6"]
+    assert ParkedMessage.objects.using(ALIAS).get().state == "processed"
+
+
 def test_a_celery_worker_without_the_task_discards_its_message(bank: Bank, amqp: BlockingChannel) -> None:
     bank.celery_sends("charge.delay(1)")
     with bank.worker(WITHOUT_TASK="1"):
@@ -179,17 +207,6 @@ def test_a_celery_worker_without_the_task_discards_its_message(bank: Bank, amqp:
 
     assert ready(amqp) == 0
     assert bank.noted() == []
-
-
-def test_a_call_that_the_codec_publishes_runs_in_a_celery_worker(bank: Bank) -> None:
-    (bank.folder / "sending.py").write_text(example("uuid4", "CeleryCall"))
-    bank.declared()
-    with bank.worker():
-        bank.celery_sends("import django; django.setup(); import payments.sending")
-        wait_until(bank.noted)
-
-    assert bank.noted() == ["charge 7"]
-    assert "succeeded" in bank.log.read_text()
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
@@ -250,3 +267,19 @@ def test_celery_messages_are_moved_with_their_ids_and_countdowns(
 
     wait_until(waits)
     assert found == ["task-1"]
+
+
+def test_a_call_whose_callback_would_be_lost_is_parked_instead(bank: Bank) -> None:
+    bank.celery_sends("charge.apply_async((1,), link=report.si()); charge.delay(2)")
+
+    bank.written(handlers=example("def charge_of_celery"))
+    bank.declared()
+    with bank.running("rmq_consume", "payments.charge", "celery") as consumer:
+        consumer.says("event=ack queue=payments.charge")
+        wait_until(lambda: ParkedMessage.objects.using(ALIAS).exists())
+        consumer.signal()
+        assert consumer.code() == 0
+
+    assert bank.noted() == ["charge 2"]
+    [parked] = ParkedMessage.objects.using(ALIAS).all()
+    assert parked.parked_in == "celery.parked"

@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from tests.shop.notes import note
 
 def send_invoice(order):
     note(f"invoice {order}")
-    if order == 2:
+    if order in {2, 5, 6}:
         raise ValueError("no paper")
 """
 
@@ -30,6 +33,13 @@ def send_invoice(order):
 def steps() -> list[str]:
     """The handlers of the page in their order: the loop by its names, and the loop replaced."""
     return [block.text for block in blocks(page("dead-letter-loop.md")) if block.kind == "python"]
+
+
+def parked_queue() -> str:
+    """The parked queue of the page that takes the place of the old retry queue."""
+    found = re.search(r"`(park=Queue\(.+?bindings=.+?)`", page("dead-letter-loop.md").read_text(), re.DOTALL)
+    assert found, "the page binds no parked queue"
+    return found[1]
 
 
 def changed(text: str, old: str, new: str) -> str:
@@ -90,6 +100,15 @@ def parked() -> dict[str, tuple[str, int]]:
     return {name: (reason, attempts) for name, reason, attempts in rows}
 
 
+def requeued(orders: Orders, reason: str) -> None:
+    """Send back what the loop had parked, by the command of the page."""
+    lines = page("dead-letter-loop.md").read_text().splitlines()
+    command = next(line for line in lines if "requeue" in line and "--canary" in line)
+    words = shlex.split(command.partition("manage.py ")[2].replace("foreign", reason))
+    done = orders.run(*words, "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def ready(amqp: BlockingChannel, queue: str) -> int:
     return int(amqp.queue_declare(queue, passive=True).method.message_count)
 
@@ -115,10 +134,7 @@ def test_a_dead_letter_loop_is_migrated_with_the_messages_in_its_queues(orders: 
     orders.declared()
     with orders.running("rmq_consume", "orders.invoice") as consumer:
         wait_until(lambda: len(parked()) == 2, what="two parked messages")
-        requeue = orders.run(
-            "rmq_parked", "requeue", "--queue", "orders.invoice", "--parked-reason", "foreign", "--rate", "20", "--yes"
-        )
-        assert requeue.returncode == 0, requeue.stdout + requeue.stderr
+        requeued(orders, "foreign")
         wait_until(lambda: orders.noted("invoice 3"))
         consumer.signal()
         assert consumer.code() == 0
@@ -153,6 +169,110 @@ def test_after_the_migration_the_last_retry_of_the_loop_is_handled(orders: Order
     assert "Queue 'orders.invoice.retry' was deleted." in deleted.stdout
     assert "orders.invoice.retry " not in after.replace("\t", " ")
     assert "orders.invoice.quarantine" not in after
+
+
+def old_consumer(amqp: BlockingChannel, until: Callable[[], bool]) -> None:
+    """The hand-written loop: each order fails; after three returns it is put into the parking queue."""
+    amqp.queue_bind("orders.invoice.retry", "orders.retry", "orders.invoice")
+    amqp.queue_bind("orders.invoice", "orders", "orders.invoice")
+
+    def done() -> bool:
+        got: tuple[Any, Any, Any] = amqp.basic_get("orders.invoice")
+        method, properties, body = got
+        if method is None:
+            return until()
+        deaths = (properties.headers or {}).get("x-death", [])
+        if sum(death["count"] for death in deaths if death["queue"] == "orders.invoice") < 3:
+            amqp.basic_reject(method.delivery_tag, requeue=False)
+        else:
+            amqp.basic_publish("", "orders.invoice.failed", body, properties, mandatory=True)
+            amqp.basic_ack(method.delivery_tag)
+        return False
+
+    wait_until(done, what="the loop to give up")
+
+
+def test_the_way_back_to_the_loop_loses_nothing(orders: Orders, amqp: BlockingChannel) -> None:
+    declare_by_hand(amqp)
+    orders.written(changed(steps()[0], "after=30", "after=1").replace("attempts=4", "attempts=2"))
+    orders.declared()
+    for order in (2, 5, 6):
+        place(amqp, order)
+    with orders.running("rmq_consume", "orders.invoice") as consumer:
+        wait_until(lambda: bool(parked()), what="a parked message")
+        consumer.signal()
+        assert consumer.code() == 0
+    before = ParkedMessage.objects.using(ALIAS).filter(state="parked").count()
+
+    lines = page("dead-letter-loop.md").read_text().splitlines()
+    command = next(line for line in lines if "requeue" in line and "--wait 0" in line)
+    done = orders.run(*shlex.split(command.partition("manage.py ")[2]), "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    old_consumer(amqp, until=lambda: ready(amqp, "orders.invoice.failed") == 3)
+
+    assert before > 0
+
+
+def test_after_the_migration_what_the_broker_gives_up_is_parked(orders: Orders, amqp: BlockingChannel) -> None:
+    declare_by_hand(amqp)
+    orders.written(changed(steps()[0], "after=30", "after=1"))
+    orders.declared()
+    orders.written(changed(steps()[1], "Exponential(10, factor=3)", "Exponential(0.1, factor=2)"))
+    orders.declared()
+    text = changed(steps()[1], 'park=Queue("orders.invoice.failed", type=None)', parked_queue())
+    retry = 'retry = Exchange("orders.retry", "direct")'
+    orders.written(changed(text, "\n\n\n@handler", f"\n{retry}\n\n\n@handler"))
+    orders.declared()
+
+    # One that came by the exchange, and one by the queue's name, as retries and requeues do.
+    for exchange, key, order in (("orders", "order.paid", 1), ("", "orders.invoice", 3)):
+        soon = pika.BasicProperties(message_id=f"order-{order}", delivery_mode=2, expiration="0")
+        amqp.basic_publish(exchange, key, json.dumps({"order": order}).encode(), soon, mandatory=True)
+    with orders.running("rmq_consume", "orders.invoice") as consumer:
+        wait_until(lambda: len(parked()) == 2, what="two parked messages")
+        # The old retry queue got a copy of the first, too, which RabbitMQ drops at its return as a cycle.
+        wait_until(lambda: ready(amqp, "orders.invoice.retry") == 0, what="an empty retry queue")
+        assert orders.noted() == []
+        assert "was deleted" in orders.run("rmq_delete", "orders.invoice.retry", "--yes").stdout
+        requeued(orders, "expired")
+        wait_until(lambda: len(orders.noted()) == 2, what="both handled")
+        consumer.signal()
+        assert consumer.code() == 0
+
+    assert parked() == {"order-1": ("expired", 0), "order-3": ("expired", 0)}
+    assert sorted(orders.noted()) == ["invoice 1", "invoice 3"]
+
+
+def test_a_loop_with_copies_is_migrated_with_the_messages_in_its_queues(orders: Orders, amqp: BlockingChannel) -> None:
+    amqp.exchange_declare("orders", "direct", durable=True)
+    given_up: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders.invoice.failed"}
+    back: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders.invoice"}
+    amqp.queue_declare("orders.invoice", durable=True, arguments=given_up)
+    amqp.queue_declare("orders.invoice.wait.1s", durable=True, arguments={"x-message-ttl": 1000, **back})
+    amqp.queue_declare("orders.invoice.failed", durable=True)
+    amqp.queue_bind("orders.invoice", "orders", "order.paid")
+    amqp.confirm_delivery()
+    # The hand-written consumer has given up the third, and has put a copy of the first into a retry queue.
+    place(amqp, 3)
+    amqp.basic_reject(take(amqp)[0].delivery_tag, requeue=False)
+    place(amqp, 1)
+    method, properties, body = take(amqp)
+    properties.headers = {"x-retries": 1}
+    amqp.basic_publish("", "orders.invoice.wait.1s", body, properties, mandatory=True)
+    amqp.basic_ack(method.delivery_tag)
+    place(amqp, 4)
+
+    orders.written(steps()[1])
+    orders.declared()
+    with orders.running("rmq_consume", "orders.invoice") as consumer:
+        wait_until(lambda: parked() and len(orders.noted()) == 2, what="one parked, two handled")
+        requeued(orders, "rejected")
+        wait_until(lambda: orders.noted("invoice 3"))
+        consumer.signal()
+        assert consumer.code() == 0
+
+    assert sorted(orders.noted()) == ["invoice 1", "invoice 3", "invoice 4"]
+    assert parked() == {"order-3": ("rejected", 0)}
 
 
 def test_a_retry_through_a_shared_exchange_reaches_the_other_queues(amqp: BlockingChannel) -> None:

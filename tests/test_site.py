@@ -29,16 +29,23 @@ CAPTIONS = (
     *("Migrate", "Reference", "Trust", "Contribute"),
 )
 PHONE, DESK = 390, 1280
-KINDS = ("index", "start/install", "howto/publishing", "reference/exit-codes", "contributing/contributing")
-"""A page of each kind: home, steps, examples with tables, a reference, an included page."""
+KINDS = (
+    *("index", "start/install", "start/tutorial", "howto/publishing", "operate/breakers", "reference/exit-codes"),
+    *("reference/api", "contributing/contributing"),
+)
+"""A page of each kind: home, steps, examples with classes and tables, a reference, an included page."""
 SEARCHES = {
     "retry": "concepts/policies",
     "max retries": "concepts/policies",
     "exponential backoff": "concepts/policies",
-    "handler timeout": "concepts/policies",
+    "handler timeout": "concepts/deadlines",
+    "find by payment number": "concepts/business-keys",
     "parked": "operate/requeueing",
     "requeue list of ids": "operate/requeueing",
     "requeue": "operate/requeueing",
+    "canary": "operate/requeue-runs",
+    "edit a message": "operate/editing",
+    "retry now": "operate/send-waiting",
     "exit code": "reference/exit-codes",
     "dead letter": "concepts/carriers",
     "outbox": "concepts/outbox",
@@ -61,7 +68,22 @@ SEARCHES = {
     "delay message": "recipes",
     "delay a message": "recipes",
     "send a message later": "howto/publishing",
-    "rpc": "howto/publishing",
+    "rpc": "howto/publishing#calls",
+    "get a result back": "howto/publishing#calls",
+    "limit requests per second": "operate/rates",
+    "run every night": "recipes/cron",
+    "what happens to messages during a deploy": "howto/upgrading",
+    "consume only one queue": "howto/deploy",
+    "worker memory grows": "howto/deploy",
+    "how many workers do I need": "howto/scaling",
+    "body of a failed message": "operate/admin",
+    "does order survive a retry": "concepts/order",
+    "payment charged twice": "concepts/once",
+    "handler takes too long": "concepts/deadlines",
+    "requeue from python code": "operate/requeueing#from-code",
+    "who discarded this message": "operate/audit",
+    "delay_on_commit": "howto/celery-features",
+    "which worker is stuck": "operate/consumers",
     "postgresql down": "recipes/database-down",
     "database down": "recipes/database-down",
     "python version": "start/install",
@@ -71,8 +93,9 @@ SEARCHES = {
     "msgpack": "recipes/codecs",
     "batch inserts": "howto/batches",
     "bulk_create": "howto/batches",
-    "rate limit": "operate/pausing",
-    "circuit breaker": "operate/pausing",
+    "rate limit": "operate/rates",
+    "circuit breaker": "operate/breakers",
+    "pause a queue": "operate/pausing",
     "cron": "recipes/cron",
     "periodic task": "recipes/cron",
     "priority": "recipes/priorities",
@@ -87,21 +110,31 @@ SEARCHES = {
     "systemd": "howto/deploy",
     "graceful shutdown": "howto/deploy",
     "untrusted publishers": "recipes/untrusted",
-    "celery autoretry_for": "howto/celery",
+    "celery autoretry_for": "howto/celery-features",
     "migrate from celery": "howto/celery",
-    "retry_kwargs": "howto/celery",
-    "worker_max_tasks_per_child": "howto/celery",
+    "reject_on_worker_lost": "howto/celery",
+    "pyamqp": "howto/celery",
+    "roll back to celery": "howto/celery",
+    "self.request.retries": "howto/celery-features",
+    "task_routes": "howto/celery-features",
+    "gevent": "howto/celery-features",
+    "celery beat": "howto/celery",
+    "read celery queue": "howto/celery-queue",
+    "retry_kwargs": "howto/celery-features",
+    "worker_max_tasks_per_child": "howto/celery-features",
     "pika": "howto/dead-letter-loop",
     "logging": "howto/logging",
     "prometheus metrics": "operate/monitoring",
-    "alert on parked messages": "operate/monitoring",
+    "alert on parked messages": "operate/alerts",
     "sentry": "operate/sentry",
     "opentelemetry": "operate/tracing",
     "poison message": "concepts/guarantees",
     "OOM": "concepts/guarantees",
     "pydantic": "howto/typed",
     "asyncio": "howto/async",
-    "rename queue": "howto/topology",
+    "rename queue": "howto/change-queues",
+    "precondition_failed": "howto/change-queues",
+    "declare a queue": "howto/topology",
     "fanout": "howto/broadcast",
     "cancel a delayed message": "recipes#cancel-a-delayed-message",
     "throughput": "evidence/speed",
@@ -113,6 +146,40 @@ SEARCHES = {
     "disk space": "operate/records#how-big-the-tables-get",
     "how big do tables get": "operate/records#how-big-the-tables-get",
     "who requeued": "operate/audit",
+    "retry with backoff and jitter": "concepts/policies",
+    "send 30 payments again": "operate/requeueing",
+    "what failed at night": "operate/requeueing#find-the-messages",
+    "worker killed": "concepts/guarantees",
+    "rate limit one partner": "operate/rates",
+    "x-death": "howto/dead-letter-loop",
+    "x-retries header": "howto/dead-letter-loop",
+    "retry queue per delay": "howto/dead-letter-loop",
+    "406": "howto/change-queues",
+    "support may not see bodies": "recipes/personal-data#hide-card-numbers-from-support",
+    "who may see the body": "reference/permissions",
+    "messages without message id": "concepts/once#messages-without-an-id",
+    "basic_qos": "howto/scaling",
+    "roll back to the old version": "howto/upgrading#going-back",
+    "gunicorn": "howto/deploy",
+    "put a password rotation into RabbitMQ": "reference/settings#the-url",
+    "the same event to two services": "howto/broadcast",
+    "delete a customer's data": "recipes/personal-data",
+    "how many consumers do I need": "howto/scaling",
+    "what happens when PostgreSQL is away for ten minutes": "recipes/database-down",
+    "send 30 of the parked payments again from a list": "operate/requeueing",
+    "retry only on timeouts": "concepts/policies",
+    "celery once": "howto/celery-features",
+    "static files": "howto/deploy",
+    "autoscale": "operate/monitoring",
+    "consumer_timeout": "concepts/deadlines",
+    "worker restart after code change": "recipes/never-runs",
+    "unique tasks": "howto/celery-features",
+    "result backend": "howto/celery-features",
+    "soft_time_limit": "howto/celery-features",
+    "AsyncResult": "howto/celery-features",
+    "revoke task": "recipes#cancel-a-delayed-message",
+    "idempotent task": "concepts/once",
+    "retry only some exceptions": "concepts/policies",
 }
 """What readers type, and the page or section that must come first."""
 
@@ -253,6 +320,24 @@ def test_a_search_finds_the_right_page_first(chromium: Any, built: Path, words: 
 
 @pytest.mark.nightly
 @pytest.mark.browser
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("xyzzy liveness file", "howto/deploy"),
+        ("kubectl frobnicate consumer_timeout", "concepts/policies"),
+        ("frobnicate quarantine worker", "operate/runbook"),
+    ],
+)
+def test_a_search_with_an_unknown_word_finds_pages_for_the_others(
+    chromium: Any, built: Path, words: str, first: str
+) -> None:
+    found = [urlsplit(address).path for address in searched(chromium, built, words)]
+
+    assert f"{first}.html" in found[:3], found[:5]
+
+
+@pytest.mark.nightly
+@pytest.mark.browser
 def test_a_search_finds_pages_for_contributors_last(chromium: Any, built: Path) -> None:
     found = [urlsplit(address).path for address in searched(chromium, built, "database")]
 
@@ -275,8 +360,9 @@ def searched(chromium: Any, built: Path, words: str) -> list[str]:
 
 @pytest.mark.nightly
 @pytest.mark.browser
-def test_no_page_is_wider_than_a_phone(chromium: Any, built: Path, pages: dict[Path, Page]) -> None:
-    context = chromium.new_context(viewport={"width": PHONE, "height": 850})
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_no_page_is_wider_than_its_window(chromium: Any, built: Path, pages: dict[Path, Page], width: int) -> None:
+    context = chromium.new_context(viewport={"width": width, "height": 850})
     wide = {}
     try:
         page = context.new_page()
@@ -342,7 +428,7 @@ def test_an_empty_cell_takes_no_line_on_a_phone(chromium: Any, built: Path) -> N
     context = chromium.new_context(viewport={"width": PHONE, "height": 850})
     try:
         page = context.new_page()
-        page.goto(f"{built.as_uri()}/operate/monitoring.html")
+        page.goto(f"{built.as_uri()}/operate/check.html")
         empty = page.locator("table.stacked td.empty")
         found = empty.count(), empty.filter(visible=True).count()
     finally:

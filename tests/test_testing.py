@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
@@ -22,6 +22,7 @@ from django_rmq_retry import (
     Fixed,
     Handler,
     Ladder,
+    Message,
     NackRequeue,
     Native,
     OneShot,
@@ -39,7 +40,7 @@ from django_rmq_retry import (
 )
 from django_rmq_retry.errors import BrokerUnfit, CallFailed, CallUnanswered
 from django_rmq_retry.handlers.loop import LifespanFailed
-from django_rmq_retry.messages import ErrorNote
+from django_rmq_retry.messages import ErrorNote, Headers, Properties
 from django_rmq_retry.policies import Carrier, Kind, Policy
 from django_rmq_retry.testing import NeverQuiet, RmqTest, isolated_handlers, message_of
 from tests.messages.exceptions import BankDown
@@ -344,6 +345,18 @@ def test_a_message_dead_lettered_by_the_broker_is_parked(rmq: RmqTest, made: Mad
 
     assert (gone.code, gone.reason, gone.data, gone.handler) == ("expired", "The broker removed it: expired", 2, "")
     assert (failed.code, failed.data) == ("retries_exhausted", 1)
+
+
+def test_a_message_that_another_consumer_parked_after_a_retry_did_not_expire(rmq: RmqTest, made: Made) -> None:
+    charge = made(RetryThenPark(attempts=3, backoff=Fixed(60)))
+    charge.publish({"payment": 7})
+    rest = {"count": 1, "exchange": "", "routing-keys": ["q"], "time": datetime(2026, 11, 29, tzinfo=UTC)}
+    ways = ("payments.charge.retry.1m", "expired"), ("payments.charge", "rejected")
+    headers = Headers.of({"x-death": [{"queue": queue, "reason": reason, **rest} for queue, reason in ways]})
+    properties = Properties(delivery_mode=2, headers=headers)
+    rmq._broker.publisher.publish(Message(body=b"7", routing_key="payments.charge.parked", properties=properties))
+
+    assert [(one.code, one.queue) for one in rmq.all_parked(charge)] == [("foreign", "payments.charge")]
 
 
 def test_handlers_of_one_queue_have_separate_published_messages(rmq: RmqTest, made: Made, bank: Bank) -> None:

@@ -13,7 +13,7 @@ from django.utils.translation import gettext, ngettext
 
 import django_rmq_retry
 from tests.tooling.catalogues import key, plural_forms, read, said
-from tests.tooling.extracting import in_python, in_template, marked
+from tests.tooling.extracting import in_f_strings, in_python, in_template, marked
 from tests.tooling.messages import LANGUAGES
 
 PACKAGE = Path(django_rmq_retry.__file__).parent
@@ -37,7 +37,6 @@ SHARED = {
 }
 """Said by Django too, and meant as there: whichever of the two is found first, nobody sees a difference."""
 ALIKE = {
-    "%(attempts)d (cycle %(cycle)d)",
     "%(hours)d h %(minutes)d min",
     "%(minutes)d min %(seconds)d s",
     '<span class="rmq-place">%(file)s:%(line)s</span> in <code>%(function)s</code>',
@@ -177,6 +176,13 @@ def test_english_stays_english_under_another_default_language(settings: Any) -> 
     settings.LANGUAGE_CODE = "ru"
     with translation.override("en"):
         assert gettext("Requeue runs") == "Requeue runs"
+
+
+def test_no_text_stands_in_an_f_string_where_makemessages_does_not_find_it() -> None:
+    inside = {str(path): list(in_f_strings(path.read_text())) for path in PACKAGE.rglob("*.py")}
+
+    assert {name: lines for name, lines in inside.items() if lines} == {}
+    assert list(in_f_strings('title = _("Note")\nshown = f"{one}: {_(\'Note\')}"\n')) == [2]
 
 
 def test_translatable_texts_are_found_in_modules_and_templates() -> None:

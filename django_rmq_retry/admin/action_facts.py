@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy, pgettext_lazy
 from django_rmq_retry.admin import labels
 from django_rmq_retry.markup import NOTHING
 from django_rmq_retry.models import BlockedKey, DiscardCategory, ErrorGroup, GatedAct, OperatorAction, RequeueRun, State
+from django_rmq_retry.models.audit import PROCESSES
 from django_rmq_retry.parked.edit import as_text
 from django_rmq_retry.parked.edited_keys import KeyChange
 
@@ -31,7 +32,7 @@ NAMES: Mapping[str, Any] = {
     "version": gettext_lazy("Version"),
     "difference": pgettext_lazy("fact of an action", "Difference"),
     "headers": gettext_lazy("Headers"),
-    "change": gettext_lazy("Change"),
+    "change": pgettext_lazy("edit", "Change"),
     "path": gettext_lazy("Path"),
     "act": gettext_lazy("Action"),
     "find": pgettext_lazy("fact of an action", "Replaced text"),
@@ -58,6 +59,7 @@ NAMES: Mapping[str, Any] = {
     "seal": gettext_lazy("Seal"),
     "members": pgettext_lazy("fact of an action", "SHA-256 of the messages with their revisions"),
     "expires": gettext_lazy("Expires"),
+    PROCESSES: gettext_lazy("Processes"),
     "rows": pgettext_lazy("fact of an action", "Rows of the audit log whose texts were erased"),
 }
 """Names of facts that are no columns of the things that are acted on."""

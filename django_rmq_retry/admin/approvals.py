@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.db import Error, router
-from django.db.models import Q
+from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
 from django.utils.translation import gettext as _
@@ -17,39 +17,45 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_POST
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.admin import broker_look, labels
+from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.choice import LeftOut, left_out, sample, taken_keys, with_seen_examples
 from django_rmq_retry.admin.contents import TEXT_LIMIT
 from django_rmq_retry.admin.decisions import discard_effect
-from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
+from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
 from django_rmq_retry.admin.queues import StoppedQueues
-from django_rmq_retry.admin.requests import act_and_change, act_text, in_words, only_message
+from django_rmq_retry.admin.requests import act_and_change, act_text, chosen_text, in_words, only_message
 from django_rmq_retry.admin.requeue_form import number_mistyped, number_to_type, still_failing, targets_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.models import ApprovalRequest, ErrorGroup, GatedAct, OutboxMessage, ParkedMessage, RequestState
 from django_rmq_retry.models.parked import OPEN
-from django_rmq_retry.parked import approvals, gated_acts, missed_discards
+from django_rmq_retry.parked import approvals, gated_acts, missed_discards, queue_pauses
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.edit_many import others_of
 from django_rmq_retry.parked.edited_keys import others_with
 from django_rmq_retry.parked.findings import changed
-from django_rmq_retry.parked.four_eyes import NO_MESSAGES, UnreadableWish, Wish
+from django_rmq_retry.parked.four_eyes import EDITS, UnreadableWish, Wish
 from django_rmq_retry.parked.gated_acts import ACTS
 from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.operators import Actor, NotAllowed, Refused
-from django_rmq_retry.parked.outcome_texts import became_of, outcome_of, standing
+from django_rmq_retry.parked.outcome_texts import became_of, edited_by, outcome_of, standing
+from django_rmq_retry.parked.overdue import discardable
+from django_rmq_retry.parked.requeue_options import RequeueOptions
 from django_rmq_retry.parked.selection import MOST_IDS, Selection, group_numbers, number_in
+from django_rmq_retry.wording import minute, number
 
 MOST_DECIDED = 50
 """The most decided requests that the list shows; the audit log has all of them."""
 COUNTING = (gated_acts.DiscardAct, gated_acts.DiscardOutboxAct, gated_acts.RequeueAct)
 """The acts of which some messages may be left out since they were asked for."""
+NAMING = (GatedAct.DISCARD, GatedAct.EDIT_MANY, GatedAct.DISCARD_OUTBOX)
+"""The acts of which the page of a decided request says what they left out; a requeue run has a page of its own."""
 MOST_PREVIEWED = 10
 """The most open requests of which the list counts what they would change now."""
 MOST_PREVIEWED_MESSAGES = 10_000
 MOST_PATHS = 100
+_PREVIEW = "requeuerun_preview"
 NOTHING_LEFT_OUT = LeftOut()
 INDEXES = ("index", "app_list")
 CHANGED = gettext_lazy("Nothing is done: the message has changed since this was asked for.")
@@ -77,9 +83,8 @@ class ApprovalRequestAdmin(Pages):
 
     def list_page(self, request: HttpRequest, **more: Any) -> HttpResponse:
         now = database_clock.now(records_alias())
-        known = list(
-            approvals.requests().exclude(pk__in=approvals.open_requests().values("pk")).order_by("-pk")[:MOST_DECIDED]
-        )
+        ended = approvals.requests().exclude(pk__in=approvals.open_requests().values("pk"))
+        known = list(ended.order_by(Coalesce("decided_at", "expires_at").desc(), "-pk")[:MOST_DECIDED])
         return self.page(
             request,
             "approvalrequest/list.html",
@@ -89,7 +94,7 @@ class ApprovalRequestAdmin(Pages):
                 for place, one in enumerate(in_words(request, ((one, 0) for one in approvals.open_requests())))
             ],
             decided=[
-                (one, _state(one.known, now, looked_up=place < MOST_PREVIEWED), _count_done(one.known))
+                (one, _state(one.known, now, looked_up=place < MOST_PREVIEWED))
                 for place, one in enumerate(in_words(request, ((one, 0) for one in known)))
             ],
             used=bool(settings().four_eyes),
@@ -132,22 +137,64 @@ class ApprovalRequestAdmin(Pages):
             return self.refused(request, why)
         try:
             known = approvals.reject(pk, Actor.of_request(request), reason=request.POST.get("remark", ""))
-            messages.success(request, _("%(request)s is rejected. Nothing was done.") % {"request": known})
+            done = _("%(request)s is rejected. Nothing was done.")
+            if known.withdrawn:
+                done = _("%(request)s is withdrawn. Nothing was done.")
+            messages.success(request, done % {"request": known})
         except Refused as refused:
             return self._shown(request, _found(pk), wrong=str(refused))
         return HttpResponseRedirect(self.address("approvalrequest_change", pk))
 
     def _back(self, request: HttpRequest, known: ApprovalRequest) -> HttpResponse:
         """Lead to what the act has made, the requeue run or the request, or from an edit to its requeue."""
-        chosen = list(Wish.of(known).selection.revisions)
         if known.run is not None:
             return HttpResponseRedirect(self.address("requeuerun_change", known.run))
-        edited = ACTS[known.act].leads_to_requeue and known.state == RequestState.DONE
-        if edited and len(chosen) <= MOST_IDS and not refusal(request, "requeue"):
+        sending = self._requeue_of_edited(request, known)
+        if sending:
             messages.info(request, _("The change is stored, and nothing is sent yet."))
-            words = urlencode({"sel": Selection.of_ids(chosen).token(), "reason": known.reason})
-            return HttpResponseRedirect(f"{self.address('requeuerun_preview')}?{words}")
-        return HttpResponseRedirect(self.address("approvalrequest_change", known.pk))
+        return HttpResponseRedirect(sending or self.address("approvalrequest_change", known.pk))
+
+    def _requeue_of_edited(self, request: HttpRequest, known: ApprovalRequest) -> str:
+        """Return the address at which the messages of an approved edit are requeued; empty if none is left to send."""
+        if not ACTS[known.act].leads_to_requeue or known.state != RequestState.DONE or refusal(request, "requeue"):
+            return ""
+        unsent = ParkedMessage.objects.filter(pk__in=edited_by(known), state__in=OPEN).exclude(
+            requeued_at__gt=known.decided_at
+        )
+        chosen = list(unsent.values_list("pk", flat=True))
+        words = {"sel": Selection.of_ids(chosen).token(), "reason": known.reason} if 0 < len(chosen) <= MOST_IDS else {}
+        return f"{self.address(_PREVIEW)}?{urlencode(words)}" if words else ""
+
+    def _next_steps(self, request: HttpRequest, known: ApprovalRequest, wish: Wish) -> list[Button]:
+        """Return where an ended request leads: to the run, to what is left to do, to the audit log."""
+        steps = []
+        if known.run is not None:
+            label = _("Requeue run %(number)s") % {"number": known.run}
+            page = self.address("requeuerun_change", known.run)
+            steps.append(Button(label=label, address=page, kind="main"))
+            if known.changed != known.count:
+                steps.append(Button(label=_("Left out"), address=f"{page}#rmq-skipped"))
+        sending = self._requeue_of_edited(request, known)
+        if sending:
+            steps.append(Button(label=_("Requeue what was edited…"), address=sending, kind="main"))
+        again = self._again(request, known, wish)
+        if again:
+            steps.append(Button(label=_("Ask for it again…"), address=again))
+        others = refusal(request, "view_all_audit") and known.by_user_id != request.user.pk
+        if known.acted and not others and not refusal(request, "view_audit"):
+            log = self.address("operatoraction_change", known.acted)
+            steps.append(Button(label=_("Act in the audit log"), address=log))
+        return steps
+
+    def _again(self, request: HttpRequest, known: ApprovalRequest, wish: Wish) -> str:
+        """Return the form of an act that was not approved, for the messages chosen then; empty if there is none."""
+        pages = {GatedAct.DISCARD: ("discard", "parkedmessage_discard"), GatedAct.REQUEUE: ("requeue", _PREVIEW)}
+        verb, page = pages.get(GatedAct(known.act), ("", ""))
+        chosen = wish.selection
+        if not verb or known.state == RequestState.DONE or refusal(request, verb) or not _choosable(chosen):
+            return ""
+        words = {"group": chosen.group} if chosen.group else {"sel": Selection.of_ids(chosen.revisions).token()}
+        return f"{self.address(page)}?{urlencode(words)}"
 
     def _shown(self, request: HttpRequest, known: ApprovalRequest, *, wrong: str = "") -> HttpResponse:
         now, unreadable = database_clock.now(records_alias()), ""
@@ -159,26 +206,34 @@ class ApprovalRequestAdmin(Pages):
         stuck = known.state == RequestState.APPROVED
         why_not = approvals.why_not(known, Actor.of_request(request)) if waits or stuck else ""
         shown = _SHOWN[known.act](request, known, wish) if (waits or stuck) and not unreadable else {}
-        some = shown.get("messages_now", _count_done(known)) if waits else _count_done(known)
-        if waits and not why_not and not shown.get("messages_now", 1):
+        some = shown.get("messages_now", known.count) if waits or stuck else known.count
+        pointless = waits and bool(shown.get("over") or not shown.get("messages_now", 1))
+        if pointless and not why_not:
             why_not = _("Nothing of it is left to do. Reject it.")
+        if pointless and mine:
+            why_not = _("Nothing of it is left to do. Withdraw it.")
         what, change = act_and_change(request, known)
+        act = what if some == known.count else act_text(known, some)
         title = _("%(request)s: %(act)s")
+        ended, missed = not waits and not stuck, _missed(request, known)
         return self.page(
             request,
             "approvalrequest/request.html",
-            title=title % {"request": known, "act": what if some == known.count else act_text(known, some)},
+            title=title % {"request": known, "act": act},
             status=422 if wrong else 200,
             known=known,
             some=some,
             destroys=known.act in (GatedAct.DISCARD, GatedAct.DISCARD_OUTBOX),
-            state=known.state_at(now) if known.run else standing(known, known.state_at(now)),
-            became=became_of(known) if known.run else "",
-            missed=_missed(request, known),
+            state="" if ended else known.state_at(now),
+            ending="" if waits else _ending(known),
+            next_steps=self._next_steps(request, known, wish) if ended else (),
+            missed=missed,
+            unnamed=_left_unnamed(known, len(missed)),
             what=what,
             change=change,
             waits=waits,
             stuck=stuck,
+            pointless=pointless,
             mine=mine,
             chosen=_chosen(known, wish),
             group=_group(request, wish),
@@ -189,8 +244,8 @@ class ApprovalRequestAdmin(Pages):
             wrong={"all": wrong} if wrong else {},
             typed=request.POST,
             asks=True,
-            button=_("Approve: %(act)s") % {"act": act_text(known, shown.get("messages_now", known.count))},
-            only=only_message(request, wish),
+            button=_("Approve: %(act)s") % {"act": act},
+            only=only_message(request, wish.selection),
             number_to_type=0 if mine or not waits else number_to_type(shown.get("messages_now", 0)),
             **{"left": NOTHING_LEFT_OUT, **shown},
         )
@@ -198,14 +253,49 @@ class ApprovalRequestAdmin(Pages):
 
 def _missed(request: HttpRequest, known: ApprovalRequest) -> list[tuple[ParkedMessage, str]]:
     """Return the first messages that an approved discard left out, as far as the user may see them."""
-    if known.act != GatedAct.DISCARD or known.decided_at is None or known.changed == known.count:
+    begun = known.state in (RequestState.APPROVED, RequestState.DONE)
+    if not begun or known.act not in NAMING or known.changed == known.count:
         return []
-    found = ((one.message, why) for one, why in missed_discards.left_out_of(known))
     return [
         (message, f"{why} {outcome_of(message)}".strip())
-        for message, why in found
+        for message, why in missed_discards.left_out_of(known)
         if not refusal(request, "view", message=message)
     ]
+
+
+def _left_unnamed(known: ApprovalRequest, named: int) -> int:
+    """Return how many messages a request left out besides those that its page names."""
+    tells = known.state == RequestState.DONE and known.act in NAMING
+    return max(known.count - known.changed - named, 0) if tells else 0
+
+
+def _ending(known: ApprovalRequest) -> str:
+    """Return who decided on a request that no longer waits, when and why, and what was done."""
+    said = {
+        "name": known.decided_by,
+        "when": minute(known.ended_at),
+        "why": known.remark.rstrip("."),
+        "became": became_of(known),
+        "done": number(known.changed),
+        "count": number(known.count),
+    }
+    if known.state == RequestState.DONE and known.messages and not known.changed:
+        return _("Approved by %(name)s, %(when)s, but nothing was left to do: %(became)s.") % said
+    if known.withdrawn:
+        return _("Withdrawn by %(name)s, %(when)s: %(why)s. Nothing was done.") % said
+    texts = {
+        RequestState.DONE: _("Approved by %(name)s, %(when)s: %(became)s."),
+        RequestState.APPROVED: _("Approved by %(name)s, %(when)s. So far %(done)s of %(count)s are done."),
+        RequestState.WAITING: _("Expired at %(when)s: nobody had decided on it. Nothing was done."),
+        RequestState.OVER: _("The breaker closed by itself, %(when)s, before anybody had decided. Nothing was done."),
+        RequestState.REJECTED: _("Rejected by %(name)s, %(when)s: %(why)s. Nothing was done."),
+    }
+    return texts[RequestState(known.state)] % said
+
+
+def _choosable(chosen: Selection) -> bool:
+    """Return True if the messages of a request can be chosen again: by their numbers, or as those of a group."""
+    return 0 < len(chosen.revisions) <= MOST_IDS or (chosen.group is not None and set(chosen.filter) == {"group"})
 
 
 def _any_open() -> bool:
@@ -237,19 +327,13 @@ def _chosen(known: ApprovalRequest, wish: Wish) -> str:
     """Return how the messages were chosen. Who must not see the message of an edit reads its number, not its key."""
     if known.act == GatedAct.EDIT:
         return "".join(f"#{number}" for number in wish.selection.revisions)
-    unread = wish.selection is NO_MESSAGES
-    return known.subject if unread else labels.selection_text(wish.selection.facts(), known.subject)
+    return chosen_text(known, wish.selection)
 
 
 def _state(known: ApprovalRequest, now: datetime, *, looked_up: bool) -> str:
-    """Return the state of an ended request; what became of its messages only of the newest requests."""
-    return standing(known, known.state_at(now)) if looked_up else known.state_at(now)
-
-
-def _count_done(known: ApprovalRequest) -> int:
-    """Return with how many messages it was done; while nothing was, for how many it was asked."""
-    begun = known.state in (RequestState.APPROVED, RequestState.DONE)
-    return known.changed if begun else known.count
+    """Return the state of an ended request; what became of messages that live on only of the newest requests."""
+    asks_database = known.run is not None or known.act in EDITS
+    return standing(known, known.state_at(now)) if looked_up or not asks_database else known.state_at(now)
 
 
 def _count_now(known: ApprovalRequest) -> int:
@@ -293,11 +377,11 @@ def _discard(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Contex
     return {
         "part_of_act": "discard",
         "messages_now": found.discards,
-        **discard_effect(found.rows, found.discards),
+        **discard_effect(request, found.rows, found.discards),
         "findings": [with_seen_examples(request, one) for one in found.findings],
         "under_way": under_way(wish.selection.queryset()),
         "left": _left_out(request, known),
-        "sample": sample(request, wish.selection, left_out=changed(wish.selection) | ~Q(state__in=OPEN)),
+        "sample": sample(request, wish.selection, left_out=changed(wish.selection) | ~discardable()),
     }
 
 
@@ -322,6 +406,7 @@ def _requeue(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Contex
         "report": found,
         "findings": [with_seen_examples(request, one) for one in found.findings],
         "terms": wish.terms,
+        "unguarded": RequeueOptions.of(wish.terms).guard is None,
         "under_way": under_way(wish.selection.queryset()),
         "look": look,
         "levels": targets_of(found.queues, look),
@@ -335,13 +420,13 @@ def _requeue(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Contex
 def _edit(request: HttpRequest, _known: ApprovalRequest, wish: Wish) -> Context:
     message = gated_acts.EDIT.message(wish)
     if message is None:
-        return {"hidden": CHANGED}
+        return {"hidden": CHANGED, "over": CHANGED}
     hidden = refusal(request, *gated_acts.EDIT.verbs, message=message)
     if hidden:
         return {"hidden": hidden}
     proposal = gated_acts.EDIT.preview(wish, message)
     if proposal is None:
-        return {"hidden": CHANGED, "message": message}
+        return {"hidden": CHANGED, "over": CHANGED, "message": message}
     known_id = decode_properties(contents(message).raw).message_id
     new_id = decode_properties(wish.properties).message_id
     lengths = accumulate(len(line.text) + 2 for line in proposal.difference)
@@ -380,7 +465,8 @@ def _edit_many(request: HttpRequest, _known: ApprovalRequest, wish: Wish) -> Con
 def _close_breaker(_request: HttpRequest, _known: ApprovalRequest, wish: Wish) -> Context:
     queue = wish.terms["queue"]
     stopped = StoppedQueues.among([queue]).badges.get(queue)
-    return {"part_of_act": "breaker", "queue": queue, "stopped": stopped}
+    over = queue_pauses.why_no_longer(queue, wish.terms["seen"])
+    return {"part_of_act": "breaker", "queue": queue, "stopped": stopped, "over": over}
 
 
 _SHOWN: Mapping[str, Callable[[HttpRequest, ApprovalRequest, Wish], Context]] = {

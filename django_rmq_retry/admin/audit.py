@@ -16,6 +16,7 @@ from django.http.response import HttpResponseBase
 from django.urls import URLPattern
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, npgettext
 
@@ -24,10 +25,11 @@ from django_rmq_retry.admin.action_facts import facts_in_words
 from django_rmq_retry.admin.labels import column, labelled, one_short_line
 from django_rmq_retry.admin.message_list import CappedPaginator, counted_as
 from django_rmq_retry.admin.pages import Pages, refusal
+from django_rmq_retry.health.doubts import FINDING, NAMES, finding_of
 from django_rmq_retry.markup import NOTHING, count_or_dash, counted, time_exact, visible
 from django_rmq_retry.models import Action, ApprovalRequest, ErrorGroup, OperatorAction, ParkedMessage
 from django_rmq_retry.models.audit import MESSAGES
-from django_rmq_retry.parked.audit import acts_on, messages_named
+from django_rmq_retry.parked.audit import actions_named, acts_on, messages_named
 from django_rmq_retry.parked.edit import changes_in_one_line, stored_changes
 from django_rmq_retry.parked.edit_many import PathChange
 from django_rmq_retry.parked.key_lists import keys_of, unmatched_when_stored
@@ -39,7 +41,7 @@ RANGES = re.compile(r"\d{1,18}(-\d{1,18})?( \d{1,18}(-\d{1,18})?)*", re.ASCII)
 """The form in which an action names several messages."""
 MOST_SPANS_LINKED = 1000
 MOST_KEYS_NAMED = 50
-"""The most keys that matched nothing and are named apart from their list."""
+"""The most keys that matched no parked message and are named apart from their list."""
 MOST_KEYS_LINKED = 500
 SOURCES = ("admin", "cli", "code")
 
@@ -157,11 +159,23 @@ class OperatorActionAdmin(Pages):
         return self._subject(action, action.unmatched)
 
     def _subject(self, action: OperatorAction, unmatched: int) -> SafeString | str:
+        """Return the action's object; of a check also what was in doubt, and the run."""
+        about, finding = self._object(action, unmatched), finding_of(action)
+        if not finding:
+            return about
+        more = [action.subject] if action.message is None and action.run is not None else []
+        if action.message is not None and action.run is not None:
+            more = [self._run(action.run)]
+        return format_html(
+            "{}: {}", capfirst(finding), format_html_join(" · ", "{}", ((one,) for one in [about, *more] if one))
+        )
+
+    def _object(self, action: OperatorAction, unmatched: int) -> SafeString | str:
         """Return the action's object, as a link if it has a page; its name stays readable after it is deleted."""
         if action.message is not None:
             return self._link("parkedmessage", action.message, one_short_line(action.subject) or f"#{action.message}")
         if action.run is not None:
-            return self._link("requeuerun", action.run, _("requeue run %(number)d") % {"number": action.run})
+            return self._run(action.run)
         number, count = _list_of(action)
         if number:
             # The group is that of the messages that were found: it says nothing of what was meant.
@@ -169,6 +183,9 @@ class OperatorActionAdmin(Pages):
         if action.group is not None:
             return self._link("errorgroup", action.group, self._cause(action))
         return one_short_line(action.subject) or NOTHING
+
+    def _run(self, number: int) -> SafeString:
+        return self._link("requeuerun", number, _("Requeue run %(number)s") % {"number": number})
 
     def _link(self, page: str, number: int, name: str) -> SafeString:
         return format_html('<a href="{}">{}</a>', self.address(f"{page}_change", number), name)
@@ -199,7 +216,7 @@ class OperatorActionAdmin(Pages):
         if not asked:
             return queryset, False
         number = number_in(asked.removeprefix("#")) if asked.startswith("#") else None
-        condition = acts_on(messages_named(asked) if number is None else [number])
+        condition = actions_named(asked) if number is None else acts_on([number])
         # The subject is the message's name at that time: it finds the action after the message is deleted.
         spelled = (asked, asked.upper(), asked.lower(), asked.capitalize())
         named = Q(actor_name=asked) | Q(message__isnull=False, subject__in=spelled)
@@ -232,6 +249,9 @@ class OperatorActionAdmin(Pages):
         # By hand chosen messages are the record numbers.
         said |= {"selection"} if records and _inside(action.details, "selection").get("ids") else set()
         title = _("%(action)s by %(name)s") % {"action": action.get_action_display(), "name": action.who}
+        names = [str(one) for one in action.details.get(NAMES, ())] if finding_of(action) else []
+        said |= {FINDING, NAMES} if finding_of(action) else set()
+        lists = [*_listed(action), *([(_("What was checked"), names)] if names else [])]
         return self.page(
             request,
             "operatoraction/action.html",
@@ -247,7 +267,7 @@ class OperatorActionAdmin(Pages):
             count_unmatched=len(unmatched),
             about=self._subject(action, len(unmatched)),
             why=labels.action_reason(action),
-            listed=[(title, self._keys(request, keys)) for title, keys in _listed(action)],
+            listed=[(title, self._keys(request, keys)) for title, keys in lists],
         )
 
     def _asked(self, request: HttpRequest, action: OperatorAction) -> SafeString | str:
@@ -310,7 +330,7 @@ def _list_of(action: OperatorAction) -> tuple[int, int]:
 
 def _list_in_words(count: int, unmatched: int) -> str:
     text = counted(ngettext("list of %(count)d key", "list of %(count)d keys", count), count=count)
-    without = ngettext("%(count)d matched nothing", "%(count)d matched nothing", unmatched)
+    without = ngettext("%(count)d matched no parked message", "%(count)d matched no parked message", unmatched)
     return f"{text} ({counted(without, count=unmatched)})" if unmatched else text
 
 

@@ -1,5 +1,8 @@
 """The admin of blocked ordering keys."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -11,13 +14,63 @@ from django.urls import URLPattern
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
-from django_rmq_retry.models import BlockedKey, ParkedMessage
+from django_rmq_retry.attempts.history import last_attempts
+from django_rmq_retry.models import AttemptName, BlockedKey, ParkedMessage
 from django_rmq_retry.ordering.keys import blocked_figures, record_of, records_of
 from django_rmq_retry.parked.blocked_keys import blocked, unblock
-from django_rmq_retry.parked.operators import Actor, Outdated, Refused
+from django_rmq_retry.parked.operators import Actor, Outdated, Refused, has_own_rules
 
 KEYS_ON_PAGE = 200
 """Keys on one page; more than an operator resolves one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRow:
+    """A blocked key, and what is known of the message that goes first: its id alone tells an operator nothing."""
+
+    row: BlockedKey
+    record: ParkedMessage | None = None
+    """The parked message, if the user may see it."""
+    business_key: str = ""
+    error: str = ""
+    next_at: datetime | None = None
+    """When its retry is due, or was."""
+
+    @property
+    def name(self) -> str:
+        """Its business key, or else what kind of message it is, or else its id."""
+        return self.business_key or (self.record.type if self.record else "") or self.row.blocker
+
+    @property
+    def id(self) -> str:
+        """Its id, if that is not the name."""
+        known = self.record.message_id if self.record else self.row.blocker
+        return "" if known == self.name else known
+
+
+def key_rows(request: HttpRequest, rows: Sequence[BlockedKey]) -> list[KeyRow]:
+    """Return the rows of the page; two queries more if a message waits for its retry.
+
+    With rules of the project only a record tells whether a user may see a message, so without one its id is all.
+    """
+    records = records_of(rows)
+    hidden = bool(refusal(request, "view")) or has_own_rules(request.user)
+    retried = {row.identity: row.blocker for row in rows if not row.parked and not hidden}
+    keys: dict[str, str] = {}
+    if retried:
+        names = AttemptName.objects.filter(identity__in=retried).order_by("-pk").values_list("identity", "value")
+        # The first one that is not its id.
+        keys = {identity: value for identity, value in names if value != retried[identity]}
+    last = {one.identity: one for one in last_attempts(retried)} if retried else {}
+
+    def shown(row: BlockedKey) -> KeyRow:
+        record, attempt = _seen(request, records.get(row.pk)), last.get(row.identity)
+        if record is not None:
+            return KeyRow(row=row, record=record, business_key=record.business_key, error=record.error)
+        error, next_at = (attempt.error, attempt.next_at) if attempt else ("", None)
+        return KeyRow(row=row, business_key=keys.get(row.identity, ""), error=error, next_at=next_at)
+
+    return [shown(row) for row in rows]
 
 
 @admin.register(BlockedKey)
@@ -37,13 +90,12 @@ class BlockedKeyAdmin(Pages):
             texts = ("key", "handler", "queue", "blocker")
             found = found.filter(reduce(or_, (Q(**{f"{name}__icontains": asked}) for name in texts)))
         rows = list(found[:KEYS_ON_PAGE])
-        records = records_of(rows)
         return self.page(
             request,
             "blockedkey/keys.html",
             part="parts/blocked.html",
             title=_("Blocked keys"),
-            rows=[(row, _seen(request, records.get(row.pk))) for row in rows],
+            rows=key_rows(request, rows),
             figures=blocked_figures(),
             asked=asked,
             more=found.count() - len(rows) if len(rows) == KEYS_ON_PAGE else 0,
@@ -75,7 +127,7 @@ class BlockedKeyAdmin(Pages):
             status=422 if wrong else 200,
             row=row,
             record=record,
-            first=str(record or row.blocker),
+            first=key_rows(request, [row])[0].name,
             typed=request.POST,
             wrong={"all": wrong} if wrong else {},
         )

@@ -11,8 +11,11 @@ from django.utils.translation import gettext as _
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin.labels import one_short_line
 from django_rmq_retry.conf import settings
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.health.problems import growth
 from django_rmq_retry.markup import counted
+from django_rmq_retry.messages.reasons import MAY_HAVE_RUN
 from django_rmq_retry.models import ApprovalRequest, ErrorGroup, ParkedOrigin, RequeueRun
 from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.database import records_alias
@@ -29,7 +32,7 @@ class Trend:
     counts: tuple[int, ...]
     starts: tuple[datetime, ...]
     newest: int
-    """The new messages of the last minutes, by which a group grows or not."""
+    """The new messages of its last burst, by which a group grows or not."""
     newest_since: datetime | None
     """The minute of the first of them; None if there are none."""
 
@@ -53,6 +56,8 @@ class Card:
     origins: Sequence[Origin] = ()
     of: int = 0
     """The parked messages of all groups."""
+    failed_in: str = ""
+    """The queue in which its last message failed, if it had been sent there from another one."""
     run: RequeueRun | None = None
     """An active requeue run that has not sent some of its messages."""
     left_behind: Sequence[LeftBehind] = ()
@@ -78,7 +83,7 @@ class Card:
             return ""
         now = database_clock.reckoned(records_alias())
         since, seen = trend.newest_since, group.last_seen
-        return growth(trend.newest, since, last_new=group.last_new, last_seen=seen, now=now)
+        return growth(trend.newest, since, last_new=group.last_new, last_seen=seen, now=now, parked=group.parked)
 
     @property
     def failed_again(self) -> bool:
@@ -95,6 +100,16 @@ class Card:
         names = {origin.handler for origin in self.origins}
         place = self.group.culprit.replace(":", ".")
         return "" if names == {place} else _named(origin.handler for origin in self.origins)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the group, with its queues if it has no place in the code: workers die in many."""
+        return str(self.group) if self.group.culprit else " · ".join(filter(None, (str(self.group), self.queues)))
+
+    @property
+    def may_have_run(self) -> bool:
+        """True if what its messages request may have been done, although no handler has said so."""
+        return self.group.reason in MAY_HAVE_RUN
 
     @property
     def share(self) -> int:
@@ -115,12 +130,17 @@ def _named(names: Iterable[str]) -> str:
     return listed(one_short_line(name) for name in dict.fromkeys(names) if name)
 
 
+def _elsewhere(queue: str, origins: Iterable[Origin]) -> str:
+    return "" if queue in {origin.queue for origin in origins} else one_short_line(queue)
+
+
 def cards_of(groups: Sequence[ErrorGroup], *, of: int = 0) -> list[Card]:
     """Return the cards of these groups, by four additional queries, and some for each active or stopped requeue run."""
     numbers = [group.pk for group in groups]
     trends, origins, runs = trends_of(numbers), origins_of(numbers), groups_of_runs(numbers)
     stopped = left_behind_lately(numbers)
     asked = approvals.groups_of_requests()
+    homes = homes_of(registry.work_queues())
     return [
         Card(
             group=group,
@@ -128,6 +148,7 @@ def cards_of(groups: Sequence[ErrorGroup], *, of: int = 0) -> list[Card]:
             plain=plain_words(group),
             origins=origins[group.pk],
             of=of,
+            failed_in=_elsewhere(homes.get(getattr(group, "parked_in", ""), ""), origins[group.pk]),
             run=runs.get(group.pk),
             left_behind=[one.of_group(group.pk) for one in stopped if group.pk in one.by_group],
             asked_for=asked.get(group.pk, ()),

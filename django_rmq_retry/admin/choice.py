@@ -1,6 +1,7 @@
 """The messages that a page acts on: frozen when the page was first shown, without those of a list of keys."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from hashlib import sha256
@@ -9,8 +10,9 @@ from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.db.models import Q
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.http.response import HttpResponseBase
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -24,6 +26,7 @@ from django_rmq_retry.parked.edited_keys import Others
 from django_rmq_retry.parked.findings import DECIDED, RequeueFinding
 from django_rmq_retry.parked.key_lists import (
     Excluded,
+    KeyMatch,
     Lookup,
     Visible,
     excluded,
@@ -44,9 +47,20 @@ MOST_OTHERS_SHOWN = 10
 MOST_OLDEST = 50
 MOST_KEYS_NAMED = 5
 """The most keys in one sentence."""
-CARRIED = ("canary", "held", "then")
-"""Query parameters that are kept besides the selection."""
-NOT_CARRIED = {"csrfmiddlewaretoken", "sel", "except", "leave_out", "start", "toggle", "refresh", "typed", "checked"}
+CARRIED = ("canary", "held", "then", "listed", "category")
+"""Query parameters that are kept besides the selection. ``listed`` has the filters of the list that led to the page."""
+NOT_CARRIED = {
+    "csrfmiddlewaretoken",
+    "sel",
+    "except",
+    "leave_out",
+    "too",
+    "start",
+    "toggle",
+    "refresh",
+    "typed",
+    "checked",
+}
 """Form fields that are not carried over when the form is shown again with another selection."""
 
 
@@ -72,7 +86,9 @@ class LeftOut:
             return []
         missing = self.effect.missing
         alike = [f"{key} → {', '.join(others)}" for key, others in self.effect.alike.items()]
-        elsewhere = [f"{key} ({State(match.state).label})" for key, match in self.effect.elsewhere.items()]
+        outside = {key: f"{key} ({_states_of(some)})" for key, some in self.effect.elsewhere.items()}
+        on_way = [outside.pop(key) for key in self.effect.on_way]
+        elsewhere = list(outside.values())
         several = [f"{key} ({count})" for key, count in self.effect.several.items()]
         not_found = ngettext(
             "%(count)d key was not found, so no message is left out for it",
@@ -89,15 +105,22 @@ class LeftOut:
             "%(count)d keys match messages that are not among these anyway",
             len(elsewhere),
         )
+        may_come = ngettext(
+            "%(count)d key names a message that a requeue run sends or has sent, and that may still be handled",
+            "%(count)d keys name messages that requeue runs send or have sent, and that may still be handled",
+            len(on_way),
+        )
         match_several = ngettext(
             "%(count)d key matches several messages: all of them are left out",
             "%(count)d keys match several messages: all of them are left out",
             len(several),
         )
         lines = [
+            ("hm", may_come, on_way),
             ("hm", not_found, missing),
             ("hm", differ, alike),
             ("hm", places.remark(self.effect.unparked), places.lines(self.effect.unparked)),
+            ("hm", in_content_remark(self.effect.in_content), _named_by(self.effect.in_content)),
             ("fyi", not_among, elsewhere),
             ("fyi", match_several, several),
         ]
@@ -123,12 +146,18 @@ class LeftOut:
             len(twice),
         )
         unparked = self.listed.elsewhere
-        lines = ((places.remark(unparked), places.lines(unparked)), (not_found, none), (match_several, twice))
+        in_content = self.listed.in_content
+        lines = (
+            (places.remark(unparked), places.lines(unparked)),
+            (in_content_remark(in_content), _named_by(in_content)),
+            (not_found, none),
+            (match_several, twice),
+        )
         return [(counted(text, count=len(some)), some[:MOST_KEYS_SHOWN]) for text, some in lines if some]
 
     @property
     def doubtful(self) -> list[str]:
-        """Keys that match no parked message, or several: the operator has to check them."""
+        """Keys that match no parked message, several, or one elsewhere: the operator has to check them."""
         listed = self.listed.doubtful(self.states) if self.listed else []
         return [*listed, *(self.effect.doubtful if self.effect else [])]
 
@@ -148,12 +177,37 @@ class LeftOut:
         if not keys or self.checked:
             return ""
         text = ngettext(
-            "Check %(count)d key that matches no message or several, and tick it: %(keys)s.",
-            "Check %(count)d keys that match no message or several, and tick them: %(keys)s.",
+            "Check %(count)d key that matches no message, several, or one elsewhere, and tick it: %(keys)s.",
+            "Check %(count)d keys that match no message, several, or one elsewhere, and tick them: %(keys)s.",
             len(keys),
         )
         named = ", ".join(short(key, 80) for key in keys[:MOST_KEYS_NAMED])
         return counted(text, count=len(keys), keys=named + "…" * (len(keys) > MOST_KEYS_NAMED))
+
+
+def in_content_remark(found: Mapping[str, Sequence[KeyMatch]]) -> str:
+    """Say that these keys stand in the contents of messages without a key, which no action on the keys is for."""
+    text = ngettext(
+        "%(count)d key stands only in the content of a parked message without a business key: decide on it by itself",
+        "%(count)d keys stand only in the contents of parked messages without a business key: decide on each by itself",
+        len(found),
+    )
+    return counted(text, count=len(found))
+
+
+def _named_by(found: Mapping[str, Sequence[KeyMatch]]) -> list[str]:
+    return [f"{key} → {', '.join(f'#{one.record}' for one in some)}" for key, some in found.items()]
+
+
+def _states_of(matches: Sequence[KeyMatch]) -> str:
+    """Return the states of messages, each with its number if there are several; first those that may be handled."""
+    ordered = Counter(one.state for one in sorted(matches, key=lambda one: not one.on_way))
+    words = {
+        state: capfirst(_("requeued")) if state == State.REQUEUED else str(State(state).label) for state in ordered
+    }
+    if len(matches) == 1:
+        return words[matches[0].state]
+    return " · ".join(f"{words[state]} {count}" for state, count in ordered.items())
 
 
 def choosing(title: Any) -> Callable[[Callable[..., HttpResponseBase]], Callable[..., HttpResponseBase]]:
@@ -192,7 +246,9 @@ def _named(request: HttpRequest) -> Selection | None:
         if numbers:
             several = name == "group" and len(numbers) > 1
             origin = {word: request.GET[word] for word in ("queue", "handler") if word in request.GET}
-            return Selection.of_filter({name: numbers if several else numbers[0], "state": [State.PARKED], **origin})
+            held = name == "group" and request.GET.get("state") == State.ON_HOLD
+            state = State.ON_HOLD if held else State.PARKED
+            return Selection.of_filter({name: numbers if several else numbers[0], "state": [state], **origin})
     return None if message is None else Selection.of_ids([message])
 
 
@@ -208,6 +264,18 @@ def again(request: HttpRequest, selection: Selection) -> str:
     else:
         fresh = Selection.of_filter(selection.filter)
     return f"{request.path}?{_query(request, fresh)}"
+
+
+def back_of(pages: Pages, request: HttpRequest, selection: Selection) -> str:
+    """Return the address of the error groups if the operator goes on there, of the only message, or of the list."""
+    if request.GET.get("then") == "groups":
+        return pages.address("errorgroup_changelist")
+    listed = QueryDict(request.GET.get("listed", "")).urlencode()
+    if len(selection.revisions) == 1 and not listed:
+        return pages.address("parkedmessage_change", next(iter(selection.revisions)))
+    if selection.group is not None:
+        return pages.address("errorgroup_change", selection.group)
+    return pages.address("parkedmessage_changelist") + (f"?{listed}" if listed else "")
 
 
 def present_count(selection: Selection) -> int:
@@ -250,7 +318,14 @@ def rules_note(request: HttpRequest, selection: Selection) -> str:
 
 
 def asking(
-    pages: Pages, request: HttpRequest, template: str, selection: Selection, *, wrong: str, **context: Any
+    pages: Pages,
+    request: HttpRequest,
+    template: str,
+    selection: Selection,
+    *,
+    wrong: str,
+    left_out: Q | None = None,
+    **context: Any,
 ) -> HttpResponse:
     """Show the page that asks before an action; ``wrong`` is the reason that the button did nothing."""
     return pages.page(
@@ -259,8 +334,9 @@ def asking(
         status=422 if wrong else 200,
         selection=selection,
         token=selection.token(),
-        sample=sample(request, selection),
+        sample=sample(request, selection, left_out=left_out),
         alone=selection.alone,
+        back=back_of(pages, request, selection),
         typed=request.POST or request.GET,
         wrong={"all": wrong} if wrong else {},
         **context,
@@ -280,6 +356,9 @@ def with_seen_examples(request: HttpRequest, finding: RequeueFinding) -> Requeue
         rows = ParkedMessage.objects.filter(pk__in=[pk for pk, _name in examples]).defer("body", "properties")
         known = {row.pk for row in rows if not refusal(request, "view", message=row)}
         examples = tuple(one for one in examples if one[0] in known)
+        if finding.name == "twins" and len(examples) < len(finding.examples):
+            # What differs tells of the one that the user must not see.
+            finding = replace(finding, decisions=(), later=())
     hidden = finding.name == "blocks_listed" and refusal(request, "view_key")
     decisions = [] if hidden else [one for one in finding.decisions if one[:2] in examples]
     return replace(
@@ -339,26 +418,26 @@ def seen_by(request: HttpRequest) -> Visible | None:
 def _with_typed_keys(request: HttpRequest, selection: Selection) -> HttpResponseRedirect | None:
     """If the form names other keys to leave out, redirect to the same page with the new selection and all other fields.
 
-    No button acts before that, so that the operator sees first which messages are left out.
+    No button acts before that, so that the operator sees first which messages are left out. One adds keys of its own.
     """
     if "except" not in request.POST:
         return None
     try:
-        keys = parse(request.POST["except"])
+        keys = list(dict.fromkeys([*parse(request.POST["except"]), *parse(request.POST.get("too", ""))]))
     except Refused:
         # The page shows the text with the reason.
         return None
     if keys == _keys_left_out(selection):
         return None
     changed = selection.leaving_out(list_filter(store(keys, Actor.of_request(request))) if keys else None)
-    if "leave_out" not in request.POST:
+    if not {"leave_out", "too"} & request.POST.keys():
         text = _(
             "Nothing was done, because the keys to leave out had changed. They are left out now: check the "
             "result and press the button again."
         )
         messages.warning(request, text)
     kept = [(name, value) for name in request.POST if name not in NOT_CARRIED for value in request.POST.getlist(name)]
-    there = [("then", request.GET["then"])] if "then" in request.GET else []
+    there = [(name, request.GET[name]) for name in ("then", "listed") if name in request.GET]
     return HttpResponseRedirect(f"{request.path}?{urlencode([('sel', changed.token()), *kept, *there])}")
 
 

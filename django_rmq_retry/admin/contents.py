@@ -152,9 +152,14 @@ class Heading:
     def sections(self) -> Iterator[tuple[str, str, list[Header]]]:
         names = {"yours": _("Set by the sender"), "routing": _("Routing"), "system": _("Set by the broker or this app")}
         for section, title in names.items():
-            rows = [header for header in self.headers if header.section == section]
+            rows = [header for header in self.headers if header.section == section and not self._is_told(header)]
             if rows:
                 yield section, title, rows
+
+    def _is_told(self, header: Header) -> bool:
+        """True for x-death, if the table of its entries has all of it."""
+        whole = self.deaths and not (self.more_deaths or self.unread_deaths)
+        return bool(whole) and header.name == "x-death" and not header.place
 
 
 def heading_of(raw: bytes, *, whole: bool, shown: Collection[str] = ()) -> Heading:

@@ -19,7 +19,7 @@ from django_rmq_retry.admin.timeline import TraceLine, trace_of
 from django_rmq_retry.attempts.history import attempts_of
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.properties import EMPTY, Headers, decode_properties
-from django_rmq_retry.models import GatedAct, ParkedMessage
+from django_rmq_retry.models import GatedAct, MessageVersion, ParkedMessage
 from django_rmq_retry.parked import edit
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import Proposal, editable, editable_text, laid_out, propose, store, typed_text
@@ -132,6 +132,7 @@ def _form_page(
         title=_("Edit %(name)s") % {"name": message},
         status=422 if problems else 200,
         message=message,
+        latest=_latest_version(message),
         waits_in=waits_in(message.items.select_related("run").order_by("-pk")),
         line=_line_of_error(request, message),
         text=text,
@@ -143,6 +144,11 @@ def _form_page(
         reason=form.reason if form else "",
         problems=problems,
     )
+
+
+def _latest_version(message: ParkedMessage) -> MessageVersion | None:
+    """Return the version that an edit begins with; None for the original."""
+    return message.versions.defer("body", "properties").order_by("-number").first() if message.version > 1 else None
 
 
 def _review_page(
@@ -161,6 +167,7 @@ def _review_page(
         title=_("Review the changes of %(name)s") % {"name": message},
         status=422 if wrong else 200,
         message=message,
+        latest=_latest_version(message),
         draft=form,
         carried=[(f"{HEADER_FIELD}{place}", text) for place, text in enumerate(form.headers.values())],
         proposal=proposal,

@@ -7,10 +7,11 @@ from urllib.parse import urlencode
 from django.contrib import messages
 from django.core.signing import BadSignature, dumps, loads
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_rmq_retry.admin.choice import LeftOut, choosing, forbidden, named_alone, taken_keys
+from django_rmq_retry.admin.choice import LeftOut, back_of, choosing, forbidden, named_alone, taken_keys
 from django_rmq_retry.admin.pages import Pages, refusal, requires
 from django_rmq_retry.markup import counted
 from django_rmq_retry.messages.texts import short
@@ -81,6 +82,7 @@ def view(pages: Pages, request: HttpRequest, selection: Selection, _left: LeftOu
         title=alone or title,
         status=422 if wrong else 200,
         token=selection.token(),
+        back=back_of(pages, request, selection),
         acts=ACTS,
         causes=_causes(request, selection),
         edited_before=_edited_before(selection),
@@ -144,7 +146,10 @@ def _store(pages: Pages, request: HttpRequest, change: PathChange) -> HttpRespon
         allowed=lambda message: _why_not(request, message),
     )
     text = ngettext("%(count)d message was edited.", "%(count)d messages were edited.", done.edited)
-    messages.success(request, counted(text, count=done.edited))
+    edited = {"edited_at": done.at.isoformat()}
+    shown_at = f"{pages.address('parkedmessage_changelist')}?{urlencode({**edited, 'state': 'all'})}"
+    said = format_html('{} <a href="{}">{}</a>', counted(text, count=done.edited), shown_at, _("Show the edited ones"))
+    messages.success(request, said)
     left = len(revisions) - done.edited
     if left:
         text = ngettext(
@@ -153,6 +158,5 @@ def _store(pages: Pages, request: HttpRequest, change: PathChange) -> HttpRespon
             left,
         )
         messages.warning(request, counted(text, count=left))
-    edited = Selection.of_filter({"edited_at": done.at.isoformat()})
-    words = urlencode({"sel": edited.token(), "reason": reason})
+    words = urlencode({"sel": Selection.of_filter(edited).token(), "reason": reason})
     return HttpResponseRedirect(f"{pages.address('requeuerun_preview')}?{words}")

@@ -1,6 +1,7 @@
 """The export page."""
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.http import Http404, HttpRequest, StreamingHttpResponse
@@ -49,7 +50,12 @@ def messages(pages: Pages, request: HttpRequest, selection: Selection, left: Lef
             wrong = str(refused)
     label = ngettext("Export %(count)d message", "Export %(count)d messages", count)
     button = named_alone(request, selection, _("Export %(name)s"), count) or counted(label, count=count)
-    context = {"title": button, "button": button, "count": count, "no_whole": refusal(request, "view_payload")}
+    context: dict[str, Any] = {
+        "title": button,
+        "button": button,
+        "count": count,
+        "no_whole": refusal(request, "view_payload"),
+    }
     return asking(pages, request, "export", selection, wrong=wrong, left=left, forbidden=why_not, **context)
 
 

@@ -1,15 +1,16 @@
 """Error groups: one row for each cause, and its notes."""
 
 from collections import Counter
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.core.paginator import Paginator
 from django.db import models
-from django.db.models import Exists, F, Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models import F, Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce, Greatest
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
@@ -21,18 +22,31 @@ from django_rmq_retry.admin.contents import body_of
 from django_rmq_retry.admin.labels import LEFT_OUT
 from django_rmq_retry.admin.pages import Button, Pages, edits, refusal, requires
 from django_rmq_retry.admin.requests import asked_for, in_words
-from django_rmq_retry.admin.timeline import activity, latest, timeline
+from django_rmq_retry.admin.timeline import CHANGED, activity, latest, timeline
 from django_rmq_retry.attempts.history import attempts_of
 from django_rmq_retry.markup import Count, counted
-from django_rmq_retry.models import Action, Attempt, ErrorGroup, ParkedMessage, ParkedOrigin, State
-from django_rmq_retry.parked import operators
+from django_rmq_retry.models import (
+    Action,
+    Attempt,
+    ErrorGroup,
+    OperatorAction,
+    ParkedMessage,
+    ParkedOrigin,
+    RequeueRun,
+    State,
+)
+from django_rmq_retry.parked import early_runs, operators
+from django_rmq_retry.parked.audit import newest_acts
 from django_rmq_retry.parked.copies import contents
+from django_rmq_retry.parked.early_choice import RetryFilter
 from django_rmq_retry.parked.early_retries import waiting_for
+from django_rmq_retry.parked.edit import may_be_edited
 from django_rmq_retry.parked.edit_many import MOST_EDITED, too_many
-from django_rmq_retry.parked.findings import RequeueTerms, sends_any
+from django_rmq_retry.parked.findings import FINDING_TEXTS, RequeueTerms, sends_any
 from django_rmq_retry.parked.groups import LIMITS, Origin, annotate, mute, still_failing, with_held
 from django_rmq_retry.parked.items import left_behind, under_way
 from django_rmq_retry.parked.links import group_links
+from django_rmq_retry.parked.may_have_run import with_perhaps_handled
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import number_in
 from django_rmq_retry.parked.unsent_edits import edited_unsent
@@ -43,7 +57,7 @@ MOST_LISTED = 10
 """Messages on the page of their group: the list of messages has all of them."""
 MOST_EVENTS = 12
 """Of the one message that the page of a group shows."""
-LESSER = ("parkedmessage_hold", "parkedmessage_edit_many")
+LESSER = ("parkedmessage_hold", "parkedmessage_unhold_many", "parkedmessage_edit_many")
 """Pages of the acts that few operators need on the page of a group."""
 CAUSE_FIXED = RequeueTerms(confirmed_permanent=True)
 """A page offers a requeue of permanent errors too, because it can't know that their cause is fixed."""
@@ -55,7 +69,8 @@ def note(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     if group is None:
         raise Http404(_("There is no such error group."))
     if request.method != "POST":
-        return pages.page(request, "errorgroup/note.html", title=f"{_('Note')}: {group}", group=group)
+        note_of = _("Note")
+        return pages.page(request, "errorgroup/note.html", title=f"{note_of}: {group}", group=group)
     texts = {name: request.POST[name].strip() for name in LIMITS if name in request.POST}
     muted = bool(request.POST.get("muted"))
     try:
@@ -101,6 +116,8 @@ class ErrorGroupAdmin(Pages):
             oldest=Min(Subquery(parked.order_by("parked_at").values("parked_at")[:1])),
         )
         cards = cards_of(groups, of=int(summary["waiting"]))
+        # All cards have the same addresses, and Django looks each of them up anew.
+        address = cache(self.address)
         requests = {one.pk: one for card in cards for one in card.asked_for}
         asked_for = {one.known.pk: one for one in in_words(request, [(one, 0) for one in requests.values()])}
         return self.page(
@@ -113,7 +130,7 @@ class ErrorGroupAdmin(Pages):
                 (
                     card,
                     _ready(card.group),
-                    *self._card_buttons(request, card.group),
+                    *self._card_buttons(request, card, address),
                     [asked_for[one.pk] for one in card.asked_for],
                 )
                 for card in cards
@@ -130,23 +147,29 @@ class ErrorGroupAdmin(Pages):
 
     def row_page(self, request: HttpRequest, object_id: str) -> HttpResponse:
         number = number_in(object_id)
-        group: Any = None if number is None else _with_origin(ErrorGroup.objects.filter(pk=number)).first()
+        groups = _with_origin(with_held(ErrorGroup.objects.all()))
+        group: Any = None if number is None else groups.filter(pk=number).first()
         if group is None:
             raise Http404(_("There is no such error group."))
         _with_edits([group])
         no_trace = refusal(request, "view_traceback")
-        trace, deploys = latest(group.fingerprint, traced=not no_trace)
+        types, origins = _shares(group)
+        handlers = {origin.handler for origin, _count in origins}
+        trace, deploys = latest(group.fingerprint, handlers, traced=not no_trace)
         no_trace = no_trace or (_kept_back(request, trace.attempt) if trace else "")
         parked = ParkedMessage.objects.filter(group=group.pk, state=State.PARKED).order_by("-parked_at", "-pk")
-        types, origins = _shares(group)
         main = origins[0][0] if origins else Origin("", "")
         newest = () if refusal(request, "view") else parked.defer(*LEFT_OUT)[:MOST_LISTED]
         seen = [one for one in newest if not refusal(request, "view", message=one)]
         labels.with_failures(seen)
         queues = len({origin.queue for origin, _count in origins})
         cells = labels.cells_in_group(types=len(types), queues=queues, marked=any(map(labels.marks, seen)))
-        buttons, menu = self._page_buttons(request, group)
-        known = activity(request, group=group.pk)
+        moving = under_way(parked)
+        buttons, menu = self._page_buttons(request, group, moving[-1][0] if moving else None)
+        # An act on messages of several groups names none of them.
+        acts = newest_acts([one.pk for one in seen], CHANGED.keys())
+        numbers = {act.number for some in acts.values() for act in some}
+        known = activity(request, Q(group=group.pk) | Q(number__in=numbers))
         return self.page(
             request,
             "errorgroup/group.html",
@@ -155,23 +178,29 @@ class ErrorGroupAdmin(Pages):
             ready=_ready(group),
             failed_again=still_failing(group),
             card=Card(group=group, trend=trends_of([group.pk])[group.pk], plain=plain_words(group)),
+            moved=next(((message, there) for message in seen if (there := labels.failed_in(message))), None),
+            perhaps_handled=FINDING_TEXTS["worker_stopped"] % {"count": group.perhaps} if group.perhaps else "",
             buttons=buttons,
             menu=menu,
             links=labels.links(group_links(group, queue=main.queue, handler=main.handler, kind=group.type or "")),
             why_no_trace=no_trace,
             trace=trace,
+            trace_left=trace is not None and trace.attempt.handler not in handlers,
             deploys=deploys,
             types=types,
             origins=[self._origin(request, group, origin, count) for origin, count in origins],
-            under_way=under_way(parked),
+            under_way=moving,
             left_behind=left_behind(parked, [group.pk]),
             asked_for=asked_for(request, parked),
             opens_requests=not refusal(request, "view_request"),
-            waits=waiting_for(group),
+            waits=[
+                (queue, count, early_runs.under_way(queue, RetryFilter(group=(group.pk,))))
+                for queue, count in waiting_for(group)
+            ],
             may_send=not refusal(request, "view_run", "send_waiting"),
             rows=[(one, [cell(one) for cell in cells]) for one in seen],
             columns=[cell.short_description for cell in cells],
-            **_example(request, seen),
+            **_example(request, seen, acts),
             # The page has the note itself.
             last_act=next(((act, why) for act, why in known["activity"] if act.action != Action.NOTE), None),
             **known,
@@ -207,7 +236,9 @@ class ErrorGroupAdmin(Pages):
         )
         return [(label, self.address(page)) for label, verb, page in acts if not refusal(request, verb)]
 
-    def _buttons(self, request: HttpRequest, group: Any, *, own_page: bool = False) -> list[Button]:
+    def _buttons(
+        self, request: HttpRequest, group: Any, address: Callable[[str], str], *, own_page: bool = False
+    ) -> list[Button]:
         """Return the actions on the cause; on its own page also those that are not allowed, with the reason."""
         ready = _ready(group)
         editing = (_("Edit %(count)d…"), "bulk_edit", "parkedmessage_edit_many", "")
@@ -215,10 +246,16 @@ class ErrorGroupAdmin(Pages):
         beyond_edit = too_many() if ready > MOST_EDITED else ""
         why_no_edit = beyond_edit or refusal(request, "bulk_edit", count=ready)
         edited, handled = group.edited >= ready, group.handled >= ready
-        edited_first = is_permanent(group) and edits() and not why_no_edit and not edited
+        # It fails the same way again, and this project lets people cure it.
+        curable = is_permanent(group) and (may_be_edited(group.type) if group.type else edits())
+        edited_first = curable and not why_no_edit and not edited
         requeue = (_("Requeue %(count)d…") if ready > 1 else _("Requeue…"), "requeue", "requeuerun_preview", "")
-        # Its page asks whether a requeue would send any; a card, whether all were handled already, which is cheap.
-        idle = handled or (own_page and bool(ready) and not sends_any(group.pk, CAUSE_FIXED))
+        # Its page asks whether a requeue would send any; a card, whether all were, or may have been, handled already,
+        # which is cheap.
+        died = group.perhaps >= ready and not own_page
+        idle = handled or died or (own_page and bool(ready) and not sends_any(group.pk, CAUSE_FIXED))
+        # What fails the same way again is no main action.
+        leads = own_page and not idle and (edited or edited_first or not is_permanent(group))
         # Edited ones are ready to be sent, all of them.
         one_by_one = [] if ready <= 1 or idle else [one_first]
         actions = (
@@ -231,9 +268,9 @@ class ErrorGroupAdmin(Pages):
         buttons = [
             Button(
                 label=counted(label, count=ready),
-                address=f"{self.address(page)}?group={group.pk}{more}",
+                address=f"{address(page)}?group={group.pk}{more}",
                 why=why_no_edit if verb == "bulk_edit" else refusal(request, verb, count=1 if more else ready),
-                kind="main" if own_page and place == 0 and not idle else "danger" if verb == "discard" else "",
+                kind="main" if leads and place == 0 else "danger" if verb == "discard" else "",
             )
             for place, (label, verb, page, more) in enumerate(actions)
             if ready
@@ -242,27 +279,45 @@ class ErrorGroupAdmin(Pages):
             note = Button(
                 label=_("Note…"), address=self.address("errorgroup_note", group.pk), why=refusal(request, "note")
             )
+            unhold = Button(
+                label=counted(_("Take %(count)d off hold…"), count=group.held),
+                address=f"{address('parkedmessage_unhold_many')}?group={group.pk}&state={State.ON_HOLD}",
+                why=refusal(request, "unhold", count=group.held),
+            )
             # A discard stays the last one.
-            return [*buttons[:-1], note, *buttons[-1:]]
+            return [*buttons[:-1], *([unhold] if group.held else []), note, *buttons[-1:]]
         return [button for button in buttons if not button.why]
 
-    def _card_buttons(self, request: HttpRequest, group: Any) -> tuple[list[Button], list[Button]]:
+    def _card_buttons(
+        self, request: HttpRequest, card: Card, address: Callable[[str], str]
+    ) -> tuple[list[Button], list[Button]]:
         """Return the actions of a card: those it shows, and those in its menu.
 
-        A card of one message has no menu: the page of the group has the others.
+        A card of one message has no menu: the page of the group has the others. While a run has to send some of its
+        messages, its note leads to the run, so that all actions are in the menu.
         """
-        buttons = self._buttons(request, group)
-        if _ready(group) == 1:
+        buttons = self._buttons(request, card.group, address)
+        if card.run:
+            return [], buttons
+        if _ready(card.group) == 1:
             return [one for one in buttons if "discard" not in one.address and "hold" not in one.address], []
         return buttons[:1], buttons[1:]
 
-    def _page_buttons(self, request: HttpRequest, group: Any) -> tuple[list[Button], list[Button]]:
+    def _page_buttons(
+        self, request: HttpRequest, group: Any, run: RequeueRun | None
+    ) -> tuple[list[Button], list[Button]]:
         """Return the actions of the page: those it shows, and in its menu the lesser ones, unless one is alone.
 
-        One that is not allowed is not in the menu, because the page says why it is not.
+        One that is not allowed is not in the menu, because the page says why it is not. While a run has to send some
+        of the messages, the next step is to look at it.
         """
-        buttons = self._buttons(request, group, own_page=True)
-        pages = tuple(self.address(name) for name in LESSER)
+        buttons = self._buttons(request, group, self.address, own_page=True)
+        if run:
+            calm = [replace(one, kind="") if one.kind == "main" else one for one in buttons]
+            buttons = [*self.button_of_run(request, run), *calm]
+        # An error that stays until its cause is fixed may be one of the bodies.
+        names = LESSER[:2] if is_permanent(group) else LESSER
+        pages = tuple(self.address(name) for name in names)
         lesser = [one for one in buttons if not (one.kind or one.why) and one.address.startswith(pages)]
         return ([one for one in buttons if one not in lesser], lesser) if len(lesser) > 1 else (buttons, [])
 
@@ -283,10 +338,9 @@ def _ready(group: Any) -> int:
     return int(max(group.parked - group.held, 0))
 
 
-def _chosen(asked: str, show: str) -> QuerySet[ErrorGroup]:
-    waits = Exists(ParkedOrigin.objects.filter(group=OuterRef("pk"), count__gt=0))
-    # A group whose messages are all on hold waits for nobody now.
-    groups = ErrorGroup.objects.order_by(waits.desc(), "-parked", "-last_seen", "-pk")
+def _chosen(asked: str, show: str) -> QuerySet[Any]:
+    # What is on hold waits for nobody now. By their age no card of equally many changes its place as messages come.
+    groups = with_held(ErrorGroup.objects.all()).order_by((F("parked") - F("held")).desc(), "-parked", "-pk")
     if show == "parked":
         groups = groups.filter(parked__gt=0, muted=False)
     elif show == "muted":
@@ -297,14 +351,15 @@ def _chosen(asked: str, show: str) -> QuerySet[ErrorGroup]:
     return groups
 
 
-def _with_origin(groups: QuerySet[ErrorGroup]) -> QuerySet[Any]:
-    """Add the type and error of the message parked last, and the numbers on hold and of those handled already."""
+def _with_origin(groups: QuerySet[Any]) -> QuerySet[Any]:
+    """Add type, error and place of the message parked last, and how many were handled already, or may have been."""
     last = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.PARKED).order_by("-parked_at")
     origins = ParkedOrigin.objects.filter(group=OuterRef("pk"), count__gt=0).order_by()
     handled = origins.filter(handled=True).values("group").annotate(n=Sum("count")).values("n")
-    found: QuerySet[Any] = with_held(groups).annotate(
+    found: QuerySet[Any] = with_perhaps_handled(groups).annotate(
         type=Subquery(last.values("type")[:1]),
         said=Subquery(last.values("error_text")[:1]),
+        parked_in=Subquery(last.values("parked_in")[:1]),
         handled=Coalesce(Subquery(handled), 0),
     )
     return found
@@ -318,7 +373,9 @@ def _with_edits(groups: list[Any]) -> list[Any]:
     return groups
 
 
-def _example(request: HttpRequest, seen: Sequence[ParkedMessage]) -> dict[str, Any]:
+def _example(
+    request: HttpRequest, seen: Sequence[ParkedMessage], acts: Mapping[int, Sequence[OperatorAction]]
+) -> dict[str, Any]:
     """Return the newest message that the user may see, with its body and what happened to it; by two queries."""
     example = ParkedMessage.objects.filter(pk=seen[0].pk).first() if seen else None
     if example is None:
@@ -332,8 +389,11 @@ def _example(request: HttpRequest, seen: Sequence[ParkedMessage]) -> dict[str, A
         "example": example,
         "example_name": labels.key(example),
         "example_marks": labels.marks(example),
+        "untried": not attempts,
         "body": None if example.erased_at else body_of(contents(example).body, example.content_type, whole=whole),
-        "events": [one for one in timeline(example, attempts, (), (), ()) if one.kind != "waited"][:MOST_EVENTS],
+        "events": [
+            one for one in timeline(example, attempts, acts.get(example.pk, ()), (), ()) if one.kind != "waited"
+        ][:MOST_EVENTS],
     }
 
 

@@ -16,7 +16,7 @@ from django_rmq_retry.health.problems import Judged
 from django_rmq_retry.health.rules import Problem
 from django_rmq_retry.markup import NOTHING
 from django_rmq_retry.topology.declarations import Role
-from django_rmq_retry.wording import number
+from django_rmq_retry.wording import decimal, number
 
 Amounts = Mapping[str, float | None]
 """By the name of a column; None is unknown."""
@@ -70,7 +70,7 @@ def _text(name: str, amount: float | None) -> str:
     if amount is None:
         return NOTHING
     if name in RATES:
-        return f"{amount:.1f}"
+        return decimal(amount, 1)
     return number(int(amount))
 
 

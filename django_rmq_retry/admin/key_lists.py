@@ -13,11 +13,15 @@ from django_rmq_retry.admin.broker_look import waiting_seen
 from django_rmq_retry.admin.choice import MOST_KEYS_SHOWN, seen_by
 from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
 from django_rmq_retry.markup import counted
-from django_rmq_retry.models import KeyList, State
+from django_rmq_retry.models import KeyList, ParkedMessage, State
+from django_rmq_retry.parked.findings import FINDING_TEXTS
+from django_rmq_retry.parked.found import Room
 from django_rmq_retry.parked.key_lists import Lookup, list_filter, look_up, matches_of_list, store
 from django_rmq_retry.parked.key_text import MOST_KEYS_OF_LIST, parse, text_of_keys
+from django_rmq_retry.parked.may_have_run import may_have_run
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import LISTED, Selection, number_in
+from django_rmq_retry.statements import with_one_of
 
 MOST_MATCHES_SHOWN = 20
 """The most messages of one key that a page names; the export has all."""
@@ -88,9 +92,11 @@ def _answer(pages: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) 
             (key, [(one, places.address_of(pages, one)) for one in found])
             for key, found in list(lookup.elsewhere.items())[:MOST_KEYS_SHOWN]
         ],
+        "in_content": [(key, some[:MOST_MATCHES_SHOWN]) for key, some in lookup.in_content.items()][:MOST_KEYS_SHOWN],
+        "stays": any(one.room is Room.RETRIES and not one.done for some in lookup.elsewhere.values() for one in some),
         "limits": lookup.limits if lookup.missing else "",
         "missing": text_of_keys(lookup.missing),
-        "queued": waiting_seen() if lookup.missing and not refusal(request, "view_status") else 0,
+        "queued": 0 if refusal(request, "view_status") else waiting_seen(),
         "alike": list(lookup.alike.items())[:MOST_KEYS_SHOWN],
         "spelled": text_of_keys(dict.fromkeys(one for key in lookup.keys for one in lookup.alike.get(key, (key,)))),
         "further": matches_of([key for key in lookup.further if key not in unlike]),
@@ -99,21 +105,35 @@ def _answer(pages: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) 
         "held": held,
         "on_hold": len(lookup.records(State.ON_HOLD)),
         "waiting": len(in_runs & lookup.records(State.PARKED)),
+        **_perhaps_handled(lookup),
         "address": f"{request.path}?list={known.pk}",
         "unlike": unlike,
         "unlike_messages": sum(unlike.values()),
         "copies": len(twice) - len(unlike),
         "rest": text_of_keys(rest) if unlike and any(lookup.matches.get(key) for key in rest) else "",
-        "buttons": _buttons(pages, request, known, held=held, unsure=bool(unlike)),
+        "buttons": _buttons(pages, request, known, held=held),
     }
+
+
+def _perhaps_handled(lookup: Lookup) -> dict[str, Any]:
+    """Return how many of the open messages may have been handled, in words, and some of the keys that name them."""
+    rows = ParkedMessage.objects.filter(may_have_run()).order_by()
+    records = lookup.records(State.PARKED) | lookup.records(State.ON_HOLD)
+    found = {pk for some in with_one_of(rows, "pk", records) for pk in some.values_list("pk", flat=True)}
+    keys = [key for key, matches in lookup.matches.items() if any(one.record in found for one in matches)]
+    text = str(FINDING_TEXTS["worker_stopped"] % {"count": len(found)}) if found else ""
+    return {"perhaps": text, "perhaps_keys": keys[:MOST_MATCHES_SHOWN], "perhaps_more": len(keys) > MOST_MATCHES_SHOWN}
 
 
 def _states(*, held: bool) -> list[str]:
     return [State.PARKED.value, *([State.ON_HOLD.value] if held else [])]
 
 
-def _buttons(pages: Pages, request: HttpRequest, known: KeyList, *, held: bool, unsure: bool) -> list[Button]:
-    """Return the actions on the messages of a list; none is the main one while a key names several of them."""
+def _buttons(pages: Pages, request: HttpRequest, known: KeyList, *, held: bool) -> list[Button]:
+    """Return the actions on the messages of a list.
+
+    None is the main one: a list may name payments that were made in another way, or those that are to be made.
+    """
     states = _states(held=held)
     chosen, every = (
         Selection.of_filter({LISTED: list_filter(known), "state": list(some)}) for some in (states, State.values)
@@ -136,8 +156,6 @@ def _buttons(pages: Pages, request: HttpRequest, known: KeyList, *, held: bool, 
             label=counted(label, count=some.count),
             address=f"{pages.address(page)}?{urlencode({'sel': some.token(), **carried})}",
             why=refusal(request, verb, count=some.count),
-            # Most lists name payments that were made in another way, and to send those would pay twice.
-            kind="main" if "then" in carried and not unsure else "",
         )
         for label, verb, page, some, carried in actions
         if some.count

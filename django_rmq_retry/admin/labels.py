@@ -1,12 +1,15 @@
 """Labels and table cells."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import label_for_field
 from django.db.models import Model
+from django.urls import reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
@@ -16,12 +19,17 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_lazy
 
 from django_rmq_retry.attempts.history import failures_of
-from django_rmq_retry.markup import NOTHING, badge, counted, name, time_ago, time_short, visible
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.layout import homes_of
+from django_rmq_retry.markup import MIXED, NOTHING, badge, counted, name, time_ago, time_minute, time_short, visible
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ErrorGroup, GatedAct, ItemReason, OperatorAction, ParkedMessage, State
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text, resolution_text
-from django_rmq_retry.parked.selection import EXCEPT, FIELDS, LISTED, group_numbers, worth_saying
+from django_rmq_retry.parked.audit import newest_acts
+from django_rmq_retry.parked.may_have_run import attempts_counted, doubt_about
+from django_rmq_retry.parked.outcome_texts import DECIDED_BY
+from django_rmq_retry.parked.selection import DOUBTS, EXCEPT, FIELDS, LISTED, group_numbers, worth_saying
 from django_rmq_retry.topology.declarations import Role
 from django_rmq_retry.wording import minute, number
 
@@ -49,11 +57,11 @@ LINKS: Mapping[str, Any] = {
     "runbook": pgettext_lazy("link", "Runbook"),
 }
 LONGEST_CELL, LONGEST_LINE, LONGEST_TITLE = 70, 200, 500
-LONGEST_KEY = 40
-"""Long enough for a whole UUID; the message's own page shows a key of any length."""
+LONGEST_KEY, SHORT_KEY, KEY_END = 40, 20, 9
+"""A whole UUID fits; the message's own page shows a key of any length."""
 TICKED = "Select this object for an action - {}"
 """A text of Django's admin, with Django's translations."""
-LEFT_OUT = ("body", "properties", "detail", "summary", "hold_reason", "resolution")
+LEFT_OUT = ("body", "properties", "detail", "summary", "hold_reason")
 """Columns that no list shows or reads."""
 
 
@@ -85,25 +93,33 @@ def selection_text(selection: Mapping[str, Any], otherwise: str = "", *, causes:
         del words["group"]
         otherwise = ""
     # A later version may have stored a field that this one does not know.
-    named = ((FIELDS[word].label if word in FIELDS else word, _value(word, value)) for word, value in words.items())
+    named = ((FIELDS[word].label if word in FIELDS else word, value_text(word, value)) for word, value in words.items())
     text = " · ".join(f"{label} {chosen}" for label, chosen in named)
     return otherwise if selection.get("ids") and otherwise else short(text, LONGEST_SELECTION) or otherwise
 
 
-def _value(name: str, value: Any) -> str:
+def value_text(name: str, value: Any) -> str:
+    """Return a value of a selection as a page tells it."""
     if name == "group":
         numbers = group_numbers(value)
         groups = ErrorGroup.objects.in_bulk(numbers)
         return ", ".join(visible(str(groups.get(number, f"#{number}"))) for number in numbers)
-    if name in MOMENTS and (at := parse_datetime(str(value))) is not None:
+    if name in MOMENTS and (at := _moment(str(value))) is not None:
         return minute(at)
     if name in (LISTED, EXCEPT):
         return counted(ngettext("%(count)d key", "%(count)d keys", value["count"]), count=value["count"])
     if name == "left_out_of_run":
         return left_out_text(str(value))
     several = value if isinstance(value, (list, tuple)) else [value]
-    choices = {"state": dict(State.choices), "reason": REASON_TEXTS}.get(name, {})
+    choices = {"state": dict(State.choices), "reason": REASON_TEXTS, "doubt": DOUBTS}.get(name, {})
     return ", ".join(str(choices.get(one, one)) for one in several)
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        return parse_datetime(text)
+    except ValueError:
+        return None
 
 
 def left_out_text(value: str) -> str:
@@ -119,34 +135,53 @@ def tick(row: Model) -> SafeString:
     return format_html(box, ACTION_CHECKBOX_NAME, row.pk, label)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """Who discarded a message or put it on hold, as a row of a list tells it."""
+
+    who: str
+    why: str
+    at: datetime | None = None
+    """When, unless the row says until when."""
+
+
 @admin.display(description=gettext_lazy("Status"))
 def status(message: ParkedMessage) -> SafeString:
-    """Return the state in a word or two, so that a row stays one line; a message on hold shows when that ends."""
-    text = capfirst(_("requeued")) if message.state == State.REQUEUED else None
-    held = message.state == State.ON_HOLD and message.held_until
-    until = (
-        format_html(' <span class="rmq-quiet">{} {}</span>', _("until"), time_short(message.held_until)) if held else ""
-    )
-    return format_html("{}{}{}", badge(message.state, text), until, "" if held else marks(message))
+    """Return the state in a word or two, so that a row stays narrow."""
+    if message.state == State.PROCESSED and doubt_about(message):
+        return badge(MIXED, State.PROCESSED.label)
+    return badge(message.state, capfirst(_("requeued")) if message.state == State.REQUEUED else None)
 
 
 @admin.display(description=gettext_lazy("Status"))
 def marks(message: ParkedMessage) -> SafeString:
     """Return what else an operator has to know of a message before it is sent."""
     known = (
-        (getattr(message, "handled_twice", False), pgettext("message", "handled twice")),
+        (doubt_about(message), doubt_about(message)),
         (message.unconfirmed, _("may have been delivered")),
-        (message.open and message.succeeded_at is not None, _("handled already")),
-        (message.open and message.came_back, _("discarded before")),
+        (message.handled_anyway, _("handled already")),
+        (message.open and (message.restored or message.came_back), _("discarded before")),
+        (message.open and message.parked_cycle > 1, _("failed again")),
+        (failed_in(message), _("failed in %(queue)s") % {"queue": one_short_line(failed_in(message))}),
         (message.open and message.version > 1, pgettext("message", "edited")),
         (message.has_siblings, _("published several times")),
     )
-    return format_html_join("", ' <span class="rmq-quiet">{}</span>', ((text,) for holds, text in known if holds))
+    texts = [text for holds, text in known if holds]
+    if message.state == State.ON_HOLD and message.held_until:
+        texts.insert(0, format_html("{} {}", _("until"), time_minute(message.held_until)))
+    decided: Decided | None = vars(message).get("decided")
+    if decided:
+        address = reverse("admin:rmq_retry_parkedmessage_change", args=(message.pk,))
+        why = cut_line(": ".join(filter(None, (decided.who, decided.why))))
+        link = format_html('<a href="{}#rmq-timeline">{}</a>', address, why)
+        texts.append(format_html("{} {}", time_short(decided.at), link) if decided.at else link)
+    told = format_html_join(" · ", "{}", ((text,) for text in texts))
+    return format_html(' <span class="rmq-quiet rmq-marks">{}</span>', told) if texts else SafeString()
 
 
 @admin.display(description=gettext_lazy("Business key"))
 def key(message: ParkedMessage) -> str:
-    return one_short_line(message.business_key or message.message_id or f"#{message.pk}", LONGEST_KEY)
+    return short_key(message.business_key or message.message_id or f"#{message.pk}")
 
 
 @admin.display(description=gettext_lazy("Message type"))
@@ -158,7 +193,7 @@ def kind(message: ParkedMessage) -> SafeString:
 def failure(message: ParkedMessage) -> SafeString:
     text = f"{message.error}: {message.error_text}" if message.error and message.error_text else message.error
     text = text or reason_text(message.reason)
-    return labelled(_("Error"), cut_line(text))
+    return format_html("{}{}", labelled(_("Error"), cut_line(text)), marks(message))
 
 
 @admin.display(description=gettext_lazy("Queue"))
@@ -169,23 +204,46 @@ def queue(message: ParkedMessage) -> SafeString:
 @admin.display(description=gettext_lazy("Attempts"))
 def attempts(message: ParkedMessage) -> SafeString:
     """Return the failures as the message's own page counts them; ``failed`` is set by ``with_failures``."""
-    failed, cycle = getattr(message, "failed", message.attempts), message.parked_cycle
-    text = str(failed)
-    if cycle > 1:
-        text = _("%(attempts)d (cycle %(cycle)d)") % {"attempts": failed, "cycle": cycle}
-    return labelled(_("Attempts"), text)
+    return labelled(_("Attempts"), attempts_counted(message, getattr(message, "failed", message.attempts)))
 
 
 def with_failures(rows: Sequence[ParkedMessage]) -> None:
-    """Let the rows of a list know how often each failed."""
+    """Let the rows of a list know how often each failed, and where."""
     counts = failures_of(rows)
     for row in rows:
         vars(row)["failed"] = counts[row.pk]
+    with_failed_in(rows)
+
+
+def with_failed_in(rows: Sequence[ParkedMessage]) -> None:
+    """Let messages know in which queue each failed last: that of the parked queue in which it was."""
+    homes = homes_of(registry.work_queues())
+    for row in rows:
+        vars(row)["failed_in"] = homes.get(row.parked_in, "")
+
+
+def failed_in(message: ParkedMessage) -> str:
+    """Return the queue in which a row failed, if it is another one than its own: an operator had sent it there."""
+    there: str = vars(message).get("failed_in", "")
+    return there if message.queue and there != message.queue else ""
 
 
 @admin.display(description=gettext_lazy("Parked"), ordering="parked_at")
 def parked(message: ParkedMessage) -> SafeString:
     return labelled(_("Parked"), time_ago(message.parked_at))
+
+
+def with_decisions(rows: Sequence[ParkedMessage], state: State) -> None:
+    """Let the rows that are in this state, discarded or on hold, know who decided so, and why."""
+    those = [row for row in rows if row.state == state]
+    acts = newest_acts([row.pk for row in those], {DECIDED_BY[state]})
+    for row in those:
+        act = next(iter(acts.get(row.pk, ())), None)
+        if state == State.DISCARDED:
+            who, why = act.who if act else _("an unknown operator"), resolution_text(row.resolution)
+            vars(row)["decided"] = Decided(who=who, why=why, at=row.resolved_at)
+        elif act:
+            vars(row)["decided"] = Decided(who=act.who, why=act.reason)
 
 
 CELLS: tuple[Any, ...] = (status, key, kind, failure, queue, attempts, parked)
@@ -201,6 +259,15 @@ def one_short_line(text: str, most: int = LONGEST_CELL) -> str:
     """Return one short line of a text."""
     line = visible(" ".join(text[: 4 * most].split()))
     return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def short_key(text: str) -> str:
+    """Return a key or id for a column; a long one is cut in front of its end, because there such names differ."""
+    whole = one_short_line(text, LONGEST_TITLE)
+    if len(whole) <= SHORT_KEY:
+        return whole
+    front, end = one_short_line(whole[:-KEY_END], LONGEST_KEY - KEY_END), whole[-KEY_END:]
+    return format_html('<span class="rmq-key" title="{}"><span>{}</span>{}</span>', whole, front, end)
 
 
 def cut_line(text: str) -> SafeString:

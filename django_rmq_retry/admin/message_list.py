@@ -1,16 +1,17 @@
 """The list of parked messages: filters, search and newer arrivals."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from django.contrib.admin import SimpleListFilter
-from django.contrib.admin.views.main import ChangeList
+from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
 from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
-from django.db.models import Exists, OuterRef, QuerySet, Subquery, Sum
+from django.db.models import Case, F, QuerySet, Subquery, Sum, Value, When
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
@@ -21,28 +22,40 @@ from django.utils.translation import gettext_lazy, npgettext
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin import places
 from django_rmq_retry.admin.broker_look import waiting_seen
-from django_rmq_retry.admin.labels import LEFT_OUT, left_out_text, marks, with_failures
+from django_rmq_retry.admin.labels import LEFT_OUT, left_out_text, value_text, with_decisions, with_failures
 from django_rmq_retry.admin.pages import Pages, refusal, requires
-from django_rmq_retry.conf import settings
-from django_rmq_retry.handlers import registry
 from django_rmq_retry.markup import visible
 from django_rmq_retry.messages.reasons import Reason
-from django_rmq_retry.models import ErrorGroup, ParkedMessage, ParkedOrigin, RequeueItem, State
+from django_rmq_retry.models import ErrorGroup, ParkedMessage, ParkedOrigin, State
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.database import records_alias
-from django_rmq_retry.parked.elsewhere import Elsewhere, Found, elsewhere
+from django_rmq_retry.parked.elsewhere import elsewhere
+from django_rmq_retry.parked.found import Elsewhere, Found
+from django_rmq_retry.parked.may_have_run import with_doubts
+from django_rmq_retry.parked.nameless import with_content
 from django_rmq_retry.parked.selection import (
+    DOUBTS,
     FIELDS,
     group_numbers,
     narrowed,
     number_in,
     numbers_of,
     queues_with_records,
+    reasons_with_records,
 )
 from django_rmq_retry.wording import number
 
 AGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
+MOST_NAMELESS = 20
+"""The most messages without a business key that a search names by their contents."""
+REFUSED_VALUES = (ValueError, TypeError, ValidationError)
+"""What a filter raises for a value that it does not take."""
+MOST_CHOICES = 30
+"""The most values that a filter offers; any other can be in the address."""
+MOST_ORIGINS = 1000
+UNFILTERED = {"state", "o", "p"}
+"""Query parameters beside which a list shows all messages of its state."""
 MOST_NEWER = 100
 SINCE, AFTER = "since", "after"
 """Query parameters: the time at which the list was opened, and the highest id at that time."""
@@ -59,7 +72,8 @@ class Word(SimpleListFilter):
         super().__init__(request, params, model, model_admin)
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        known = list(self.known())
+        # The bar of newer messages, which is asked for again and again, shows no choices.
+        known = [] if SINCE in request.GET else list(self.known())
         chosen = request.GET.get(self.parameter_name or "")
         if chosen and chosen not in dict(known):
             known.append((chosen, chosen))
@@ -76,8 +90,13 @@ class Word(SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[ParkedMessage]) -> QuerySet[ParkedMessage]:
         try:
             return narrowed(queryset, self.meaning())
-        except (ValueError, TypeError, ValidationError):
+        except REFUSED_VALUES:
             return queryset.none()
+
+
+def state_shown(request: HttpRequest) -> str:
+    """Return the state of the listed messages, or "all": the default of a search, which finds an id in every state."""
+    return request.GET.get("state") or ("all" if request.GET.get("q") else State.PARKED.value)
 
 
 class ByState(Word):
@@ -88,11 +107,10 @@ class ByState(Word):
         return (*State.choices, ("all", _("All")))
 
     def meaning(self) -> dict[str, Any]:
-        chosen = self.value() or State.PARKED
+        chosen = state_shown(self.request)
         return {} if chosen == "all" else {"state": [chosen]}
 
     def value(self) -> str | None:
-        """Default to all states during a search: an id is searched in every state."""
         return super().value() or ("all" if self.request.GET.get("q") else None)
 
     def choices(self, changelist: Any) -> Iterator[Any]:
@@ -108,7 +126,7 @@ class ByState(Word):
 
 
 class ByAge(Word):
-    title = gettext_lazy("parked")
+    title = gettext_lazy("time of parking")
     parameter_name = "parked"
 
     def known(self) -> Iterable[tuple[str, Any]]:
@@ -168,14 +186,83 @@ class ByLeftOut(Word):
         return ((chosen, left_out_text(chosen)),) if chosen else ()
 
 
-def _queues() -> Iterator[tuple[str, Any]]:
-    names = {work_queue.queue.name for work_queue in registry.work_queues()} | set(settings().parked_queues)
-    return ((name, name) for name in sorted(names | queues_with_records()) if "*" not in name)
+class ByEdit(Word):
+    """The messages that one edit of many has changed, which the page after it links to."""
+
+    title = FIELDS["edited_at"].label
+    parameter_name = "edited_at"
+
+    def known(self) -> Iterable[tuple[str, Any]]:
+        chosen = self.request.GET.get("edited_at", "")
+        return ((chosen, value_text("edited_at", chosen)),) if chosen else ()
 
 
-def _types() -> Iterator[tuple[str, Any]]:
-    types = {one.match.type or "" for one in registry.subscriptions()} - {""}
-    return ((name, name) for name in sorted(types))
+class Occurring(Word):
+    """A filter whose choices are the values that messages have, those of most messages first."""
+
+    column = 0
+    """The place of its value in a row of ``_origins``."""
+
+    def known(self) -> Iterable[tuple[str, Any]]:
+        counts: Counter[str] = Counter()
+        for row in _origins(self.request):
+            counts[row[self.column]] += row[-1]
+        del counts[""]
+        # The counters know no other filter, so beside one they would tell another number than the list.
+        counted = state_shown(self.request) == State.PARKED and not self.request.GET.keys() - UNFILTERED
+        return [
+            (value, f"{value} ({number(count)})" if counted else value)
+            for value, count in counts.most_common(MOST_CHOICES)
+        ]
+
+
+class ByQueue(Occurring):
+    title = gettext_lazy("queue")
+    parameter_name = "queue"
+
+    def known(self) -> Iterable[tuple[str, Any]]:
+        known = list(super().known())
+        if state_shown(self.request) != State.PARKED:
+            values = dict(known)
+            known += [(name, name) for name in sorted(queues_with_records()) if name not in values]
+        return known
+
+
+class ByType(Occurring):
+    title = gettext_lazy("message type")
+    parameter_name = "type"
+    column = 1
+
+
+class ByError(Occurring):
+    """The errors by groups; a message without an error is found by its reason."""
+
+    title = FIELDS["error"].label
+    parameter_name = "error"
+    column = 2
+
+
+class ByReason(Word):
+    title = gettext_lazy("reason")
+    parameter_name = "reason"
+
+    def known(self) -> Iterable[tuple[str, Any]]:
+        shown = state_shown(self.request)
+        some = reasons_with_records(State(shown)) if shown in State.values else set(Reason)
+        return ((reason.value, reason_text(reason)) for reason in Reason if reason in some)
+
+
+def _origins(request: HttpRequest) -> list[tuple[Any, ...]]:
+    """Return queue, type, error and number of the parked messages; of those that were parked once, the number is 0."""
+    known: list[tuple[Any, ...]] | None = request.__dict__.get("rmq_origins")
+    if known is None:
+        rows = ParkedOrigin.objects.all()
+        if state_shown(request) == State.PARKED:
+            rows = rows.filter(count__gt=0)
+        title = Case(When(group__title=F("group__reason"), then=Value("")), default=F("group__title"))
+        counted = rows.values_list("queue", "type", title).annotate(n=Sum("count")).order_by("-n")
+        known = request.__dict__["rmq_origins"] = list(counted[:MOST_ORIGINS])
+    return known
 
 
 def _by(parameter: str, label: Any, choices: Callable[[], Iterable[tuple[str, Any]]] = tuple) -> type[Word]:
@@ -186,21 +273,26 @@ def _by(parameter: str, label: Any, choices: Callable[[], Iterable[tuple[str, An
 
 FILTERS = (
     ByState,
-    _by("queue", gettext_lazy("queue"), _queues),
-    _by("type", gettext_lazy("message type"), _types),
-    _by("reason", gettext_lazy("reason"), lambda: ((reason.value, reason_text(reason)) for reason in Reason)),
+    ByQueue,
+    ByType,
+    ByReason,
+    ByError,
     ByAge,
-    _by("cycle_min", gettext_lazy("requeued before"), lambda: (("2", _("at least once")),)),
+    _by("doubt", FIELDS["doubt"].label, DOUBTS.items),
+    _by("cycle_min", gettext_lazy("earlier requeues"), lambda: (("2", _("at least once")),)),
     ByParkedAfter,
     ByParkedBefore,
     ByGroup,
     _by("handler", gettext_lazy("handler")),
-    _by("error", FIELDS["error"].label),
     _by("processed_of_run", FIELDS["processed_of_run"].label),
     _by("handled_twice_of_run", FIELDS["handled_twice_of_run"].label),
+    _by("perhaps_twice_of_run", FIELDS["perhaps_twice_of_run"].label),
     _by("failed_of_run", FIELDS["failed_of_run"].label),
+    _by("no_outcome", gettext_lazy("missing outcome"), lambda: (("1", _("for an hour")),)),
     _by("waiting_of_run", FIELDS["waiting_of_run"].label),
+    _by("unconfirmed_of_run", FIELDS["unconfirmed_of_run"].label),
     ByLeftOut,
+    ByEdit,
     _by("unsent_of_run", FIELDS["unsent_of_run"].label),
 )
 
@@ -334,7 +426,11 @@ class MessageList(ChangeList):
     queued = 0
     """If a search finds nothing: how many messages wait on the broker, whose keys are not known."""
     elsewhere: Elsewhere | None = None
-    """If no ID is exactly the text of a search: what else was searched, and found."""
+    """What else a search has searched, and found."""
+    nameless: Sequence[ParkedMessage] = ()
+    """If a search finds no message: those without a business key in whose contents its text stands."""
+    others: Sequence[tuple[str, str]] = ()
+    """If a filter finds nothing in the state shown: the other states in which it does, each with its address."""
     begins = False
     """True if no ID is exactly the text of the search, but some begin with it."""
 
@@ -343,16 +439,21 @@ class MessageList(ChangeList):
         self.searched = searched(request, self.query.strip())
         self.begins = "begins" in self.searched
         last = ParkedMessage.objects.order_by("-pk").values("pk")[:1]
-        twice = Exists(RequeueItem.objects.filter(message=OuterRef("pk"), handled__gt=1))
-        self.queryset = self.queryset.annotate(newest=Subquery(last), handled_twice=twice)
+        self.queryset = with_doubts(self.queryset.annotate(newest=Subquery(last)))
         super().get_results(request)
         self.capped = bool(getattr(self.paginator, "capped", False))
         if self.capped:
             self.known = counted_by_origin(self.words())
-        if self.query and not self.result_count and not refusal(request, "view_status"):
-            self.queued = waiting_seen()
-        if self.query and (self.begins or not self.result_count):
+        if self.query:
+            # Of a customer some messages may be parked, and others not.
             self.elsewhere = elsewhere(self.query, places.rooms_of(request))
+            if not self.result_count:
+                known = with_content(self.query)
+                self.nameless = [row for row in known if not refusal(request, "view", message=row)][:MOST_NAMELESS]
+            if not (self.result_count or self.elsewhere.found or refusal(request, "view_status")):
+                self.queued = waiting_seen()
+        elif not self.result_count and not operators.has_own_rules(request.user):
+            self.others = list(self._in_other_states())
         if not self.result_count:
             # An index has shown that no row matches; a query for the rows might search the whole table.
             self.result_list = []
@@ -361,14 +462,32 @@ class MessageList(ChangeList):
             self.newest, self.as_of = row.newest, max(self.as_of, row.parked_at)
         self.result_list = [row for row in self.result_list if not refusal(request, "view", message=row)]
         with_failures(self.result_list)
+        if state_shown(request) == State.DISCARDED:
+            with_decisions(self.result_list, State.DISCARDED)
+        with_decisions(self.result_list, State.ON_HOLD)
         self.same = tuple(self._same())
+
+    def _in_other_states(self) -> Iterator[tuple[str, str]]:
+        words = self.words()
+        if not words.pop("state", None) or not words:
+            return
+        try:
+            rows = narrowed(ParkedMessage.objects.order_by(), words)
+        except REFUSED_VALUES:
+            return
+        found = list(rows.values_list("state", flat=True)[: MOST_PAGED_MESSAGES + 1])
+        counts = Counter(found)
+        for state in State:
+            if state in counts:
+                label = f"{state.label} ({number(counts[state])})" if len(found) <= MOST_PAGED_MESSAGES else state.label
+                yield str(label), self.get_query_string({"state": state.value})
 
     def _same(self) -> Iterator[str]:
         rows = list(self.result_list)
         if len(self.words().get("state", ())) == 1:
-            yield "badge" if any(row.held_until or marks(row) for row in rows) else "status"
+            yield "status"
         for column, field in (("kind", "type"), ("queue", "queue"), ("attempts", "failed")):
-            if len({(getattr(row, field), column == "attempts" and row.parked_cycle) for row in rows}) == 1:
+            if len({getattr(row, field) for row in rows}) == 1:
                 yield column
 
     @property
@@ -379,9 +498,30 @@ class MessageList(ChangeList):
         return f"{number(self.result_count)}+" if self.capped else number(self.result_count)
 
     @property
+    def by_state(self) -> list[tuple[int, str]]:
+        """How many of the rows are in each state, if they are in several and all on this page, as those of a search."""
+        counts = Counter(row.state for row in self.result_list)
+        whole = len(counts) > 1 and len(self.result_list) == self.result_count
+        return [(counts[state], str(state.label)) for state in State if counts[state]] if whole else []
+
+    @property
     def counted(self) -> ChangeList:
         """The same list, whose rows need not be parked: a search finds messages in all states."""
-        return counted_as(self, npgettext("counted", "message", "messages", self.result_count))
+        same: Any = counted_as(self, npgettext("counted", "message", "messages", self.result_count))
+        same.result_count = self.total
+        return cast("ChangeList", same)
+
+    @property
+    def oldest_first(self) -> bool:
+        """True if the operator has turned the order round: messages can be sorted by the time of parking only."""
+        order = self.params.get(ORDER_VAR, "")
+        return bool(order) and not order.startswith("-")
+
+    @property
+    def following(self) -> str:
+        """Return the query string of the next page; empty on the last one."""
+        last = self.page_num >= self.paginator.num_pages
+        return "" if last else self.get_query_string({PAGE_VAR: self.page_num + 1})
 
     @property
     def addressed(self) -> list[tuple[Found, str]]:

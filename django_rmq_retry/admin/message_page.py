@@ -1,7 +1,9 @@
 """The page of one parked message, and the page that remains when retention has deleted it."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from datetime import date, timedelta
 from functools import wraps
 from typing import Any
 from urllib.parse import urlencode
@@ -11,16 +13,18 @@ from django.db.models import F, OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce, Greatest
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotFound
 from django.http.response import HttpResponseBase
+from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext
 
-from django_rmq_retry.admin import labels
+from django_rmq_retry.admin import labels, places
 from django_rmq_retry.admin.cards import plain_words
-from django_rmq_retry.admin.contents import HEADER_PLACE, body_of, heading_of
+from django_rmq_retry.admin.contents import HEADER_PLACE, Heading, body_of, heading_of
 from django_rmq_retry.admin.pages import Button, Pages, refusal, saved_as
+from django_rmq_retry.admin.queues import StoppedBadge, StoppedQueues
 from django_rmq_retry.admin.requests import asked_for
-from django_rmq_retry.admin.timeline import MOST_ACTIONS_SHOWN, activity, timeline, with_reasons
+from django_rmq_retry.admin.timeline import MOST_ACTIONS_SHOWN, activity, deaths_in_words, timeline, with_reasons
 from django_rmq_retry.attempts.history import (
     NO_FAILURE,
     attempts_of,
@@ -31,11 +35,15 @@ from django_rmq_retry.attempts.history import (
 )
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.markup import MIXED, badge
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.health.begun import begun_of
+from django_rmq_retry.markup import MIXED, badge, visible
 from django_rmq_retry.messages.masking import hides, masked
 from django_rmq_retry.messages.properties import decode_properties
+from django_rmq_retry.messages.reasons import UNBEGUN
 from django_rmq_retry.models import (
     Action,
+    DiscardCategory,
     EarlyRetry,
     FormerName,
     OperatorAction,
@@ -50,10 +58,12 @@ from django_rmq_retry.models.runs import STILL_TO_SEND
 from django_rmq_retry.ordering.keys import blocked_by
 from django_rmq_retry.parked import approvals, missed_discards
 from django_rmq_retry.parked.audit import acts_on, log_action
+from django_rmq_retry.parked.checked import check_of
 from django_rmq_retry.parked.copies import contents
-from django_rmq_retry.parked.edit import editable
+from django_rmq_retry.parked.edit import changes_in_one_line, editable, stored_changes
 from django_rmq_retry.parked.findings import still_permanent
 from django_rmq_retry.parked.links import message_links
+from django_rmq_retry.parked.may_have_run import what_may_remain
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outcome_texts import (
     DECIDED_BY,
@@ -64,11 +74,14 @@ from django_rmq_retry.parked.outcome_texts import (
     others_of_key,
     outcome,
 )
+from django_rmq_retry.parked.overdue import discardable
 from django_rmq_retry.parked.selection import number_in
 
 MOST_EDITABLE_BYTES = 3 * 1024 * 1024
 """A form sends up to three bytes for each byte of a body, and more for the end of a line."""
 MOST_ATTEMPTS_SHOWN = 20
+COPY_DOES_IT = (State.PROCESSED, State.REQUEUED, State.REQUEUEING)
+"""The states of a copy of a message because of which a requeue leaves the message out."""
 MOST_OWN_KEYS_SHOWN = 50
 
 
@@ -192,7 +205,10 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
     history, acts = _history(request, message)
     handled = history.pop("handled")
     lost = lost_attempts(message, neighbours.pop("known"))
+    attempted = history.pop("attempted")
     counts = count_attempts(message, lost, history.pop("all_attempts"))
+    labels.with_failed_in([message])
+    waiting, copies = waits_in(history["items"]), copies_of(message)
     keys = list(message.keys.order_by("pk").values_list("value", flat=True)[:MOST_OWN_KEYS_SHOWN])
     return pages.page(
         request,
@@ -210,19 +226,27 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
             next((act for act in acts if act.action == DECIDED_BY.get(message.state)), None),
             handled,
         ),
+        stopped=_stopped(message, history["items"]),
         handled_badge=_handled_badge(handled),
         twice_in=handled.run,
+        check=check_of(message, acts),
         unrecorded=lost,
+        untried=bool(counts.failed) and not attempted,
         parked_by=labels.PARKED_BY.get(message.by, message.by),
-        buttons=_buttons(pages, request, message),
+        buttons=_buttons(pages, request, message, waiting, copies={one.state for one, _ in copies}),
         first_failed=first_failure(message, neighbours.pop("first"), neighbours.pop("lasted")),
-        copies=message.copies - max(message.parked_cycle, 1) + 1,
-        waits_in=waits_in(history["items"]),
-        edited_since=_edited_since(message, acts),
+        arrived=message.copies - max(message.parked_cycle, 1) + 1,
+        moved=labels.failed_in(message),
+        waits_in=waiting,
+        readers="" if message.handler else ", ".join(_readers(message)),
+        edited_since=(edited := _edited_since(message, acts)),
+        edited_change=_change_of(request, message) if edited else "",
+        restorable_until=_restorable_until(message),
         restored=_restored(message, acts),
         discarded_before=discarded_before(message, next((act for act in acts if act.action == Action.DISCARD), None)),
         missed_discard=_missed_discard(message, neighbours.pop("missed")),
-        others=[*copies_of(message), *others_of_key(message)],
+        beside=places.beside(pages, request, [message]),
+        others=[*copies, *others_of_key(message)],
         asked_for=asked_for(request, ParkedMessage.objects.filter(pk=message.pk)) if message.open else (),
         opens_requests=not refusal(request, "view_request"),
         **neighbours,
@@ -238,9 +262,9 @@ def _missed_discard(message: ParkedMessage, request: int | None) -> tuple[str, i
 
 
 def _handled_badge(handled: Handled) -> SafeString | str:
-    """Return a warning beside the state of a message whose handler did its work more than once."""
+    """Return a warning beside the state of a message whose handler did its work more than once, or perhaps."""
     if not handled.again:
-        return ""
+        return badge(MIXED, _("Perhaps handled twice")) if handled.doubted else ""
     text = pgettext("message", "Handled twice")
     if handled.count > 2:  # noqa: PLR2004
         text = pgettext("message", "Handled %(count)d times")
@@ -255,10 +279,27 @@ def _edited_since(message: ParkedMessage, acts: list[OperatorAction]) -> Operato
     return edit if message.requeued_at is None or edit.at > message.requeued_at else None
 
 
+def _change_of(request: HttpRequest, message: ParkedMessage) -> str:
+    """Return what the last edit of a message changed, in one line, for who may see the body."""
+    hidden = refusal(request, "view_payload", message=message)
+    return "" if hidden else changes_in_one_line(stored_changes(message, message.version))
+
+
+def _restorable_until(message: ParkedMessage) -> date | None:
+    """Return the day until which a discarded message can be restored; None for any other."""
+    if message.state != State.DISCARDED or message.resolved_at is None:
+        return None
+    return timezone.localdate(message.resolved_at) + timedelta(days=settings().operators.resolved_days)
+
+
 def _restored(message: ParkedMessage, acts: list[OperatorAction]) -> tuple[OperatorAction, str, str] | None:
-    """Return the restore of an open message that was not sent since, its reason, and that of the discard before it."""
+    """Return the restore of an open message, its reason, and that of the discard before it.
+
+    Once it was sent, only a discard tells something by which what it requests may have been done.
+    """
     restore = next((act for act in acts if act.action == Action.RESTORE), None)
-    if restore is None or not message.open or (message.requeued_at is not None and restore.at < message.requeued_at):
+    sent = restore is not None and message.requeued_at is not None and restore.at < message.requeued_at
+    if restore is None or not message.open or (sent and not message.restored):
         return None
     discard = next((act for act in acts if act.action == Action.DISCARD and act.number < restore.number), None)
     return restore, restore.reason, labels.action_reason(discard) if discard else ""
@@ -272,21 +313,41 @@ def beyond_forms(number: int, size: int) -> str:
     return text % {"command": f"manage.py rmq_parked edit {number} --editor"}
 
 
-def _buttons(pages: Pages, request: HttpRequest, message: ParkedMessage) -> list[Button]:
-    """Return the actions on the message in its state; one that is not allowed carries the reason."""
+def _readers(message: ParkedMessage) -> list[str]:
+    """Return the handlers of its queue: one of a worker that died is not recorded."""
+    queues = registry.work_queues()
+    return [taker.name for one in queues if one.queue.name == message.queue for taker in one.subscriptions]
+
+
+def _buttons(
+    pages: Pages,
+    request: HttpRequest,
+    message: ParkedMessage,
+    waits: Sequence[RequeueRun],
+    *,
+    copies: Collection[str],
+) -> list[Button]:
+    """Return the actions on the message in its state; one that is not allowed carries the reason.
+
+    ``waits`` are the runs that have still to send it: the next step is to look at the last of them. ``copies`` are
+    the states of its copies: if one was handled, or will be, no requeue sends it, and none is the next step.
+    """
     if message.erased_at:
         return []
 
     def why_not(verb: str) -> str:
         return refusal(request, verb, message=message)
 
-    def page_of(name: str) -> str:
-        return f"{pages.address(name)}?{urlencode({'message': message.pk})}"
+    def page_of(name: str, **words: str) -> str:
+        return f"{pages.address(name)}?{urlencode({'message': message.pk, **words})}"
 
     export = Button(label=_("Export…"), address=page_of("parkedmessage_export"), why=why_not("export"))
     if message.state == State.DISCARDED:
         address = pages.address("parkedmessage_restore", message.pk)
         return [Button(label=_("Restore…"), address=address, why=why_not("restore")), export]
+    if message.state == State.REQUEUED and ParkedMessage.objects.filter(discardable(), pk=message.pk).exists():
+        address = page_of("parkedmessage_discard")
+        return [Button(label=_("Discard…"), address=address, why=why_not("discard")), export]
     if not message.open:
         return [export]
     edit = pages.address("parkedmessage_edit", message.pk)
@@ -296,20 +357,27 @@ def _buttons(pages: Pages, request: HttpRequest, message: ParkedMessage) -> list
         address = pages.address("parkedmessage_unhold", message.pk)
         hold = Button(label=_("Take off hold…"), address=address, why=why_not("unhold"), kind="main")
     why_not_edit = why_not("edit") or beyond_forms(message.pk, message.size)
-    # A requeue would send nothing before a permanent error is edited away.
-    first = still_permanent(message) and not why_not_edit and not editable(message)
+    decided = message.restored or message.discarded_at or message.unconfirmed
+    doubtful = bool(what_may_remain(message)) or decided or any(one in COPY_DOES_IT for one in copies)
+    duplicate = State.PROCESSED in copies and not (held or waits)
+    # A requeue would send nothing while the cause is there.
+    permanent = still_permanent(message)
+    first = permanent and not why_not_edit and not editable(message)
     requeue = Button(
         label=_("Requeue…"),
         address=page_of("requeuerun_preview"),
         why=why_not("requeue"),
-        kind="" if first or held else "main",
+        # What was handled, or may have been, is requeued by no main action.
+        kind="" if permanent or held or waits or doubtful or message.succeeded_at else "main",
     )
-    changing = Button(
-        label=_("Edit and requeue…"), address=edit, why=why_not_edit, kind="main" if first and not held else ""
-    )
+    edits = first and not held and not waits and not duplicate
+    changing = Button(label=_("Edit and requeue…"), address=edit, why=why_not_edit, kind="main" if edits else "")
     sending = (changing, requeue) if first else (requeue, changing)
-    discard = Button(label=_("Discard…"), address=page_of("parkedmessage_discard"), why=why_not("discard"))
-    return [hold, *sending, discard, export] if held else [*sending, discard, hold, export]
+    address = page_of("parkedmessage_discard", **({"category": DiscardCategory.DUPLICATE.value} if duplicate else {}))
+    leads = "main" if duplicate else ""
+    discard = Button(label=_("Discard…"), address=address, why=why_not("discard"), kind=leads)
+    running = pages.button_of_run(request, waits[0]) if waits else []
+    return [hold, *sending, discard, export] if held else [*running, *sending, discard, hold, export]
 
 
 def _neighbours(message: ParkedMessage) -> dict[str, Any]:
@@ -338,6 +406,15 @@ def waits_in(items: Iterable[RequeueItem]) -> list[RequeueRun]:
     return [item.run for item in items if item.state in STILL_TO_SEND and item.run.active]
 
 
+def _stopped(message: ParkedMessage, items: Iterable[RequeueItem]) -> list[tuple[str, StoppedBadge]]:
+    """Return the queue in which a requeued message waits, if an operator or a breaker has stopped it."""
+    if message.state != State.REQUEUED:
+        return []
+    run = next((item.run for item in items if item.sent_at), None)
+    queue = (run.target if run else "") or message.queue
+    return list(StoppedQueues.among([queue]).badges.items())
+
+
 def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, Any], list[OperatorAction]]:
     """Return the timeline and the activity for the page, and the newest actions, whoever may see them."""
     attempts = list(attempts_of(message)[: MOST_ATTEMPTS_SHOWN + 1])
@@ -360,7 +437,16 @@ def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, An
     shown = {
         "items": items,
         "handled": Handled.of(attempts, items),
-        "events": timeline(message, attempts[:MOST_ATTEMPTS_SHOWN], actions, items, retries, requests=requests),
+        "events": timeline(
+            message,
+            attempts[:MOST_ATTEMPTS_SHOWN],
+            actions,
+            items,
+            retries,
+            requests=requests,
+            begun=begun_of(message, attempts),
+        ),
+        "attempted": bool(attempts),
         "more_attempts": len(attempts) > MOST_ATTEMPTS_SHOWN,
         "all_attempts": attempts if len(attempts) <= MOST_ATTEMPTS_SHOWN else None,
         "no_traces": no_traces,
@@ -381,7 +467,7 @@ def _contents(request: HttpRequest, message: ParkedMessage, shown: tuple[str, ..
     whole = not refusal(request, "view_payload", message=message)
     return {
         "body": body_of(body, message.content_type, whole=whole, shown=shown),
-        "heading": heading_of(properties, whole=whole, shown=shown),
+        "heading": _untold(heading_of(properties, whole=whole, shown=shown), message),
         "whole": whole,
         "version": version,
         "size": len(body),
@@ -391,9 +477,26 @@ def _contents(request: HttpRequest, message: ParkedMessage, shown: tuple[str, ..
     }
 
 
+def _untold(heading: Heading, message: ParkedMessage) -> Heading:
+    """Leave out the properties that the title and the details tell already."""
+    published = message.published_at
+    told = {
+        "message_id": message.message_id,
+        "correlation_id": message.correlation_id,
+        "type": message.type,
+        "content_type": message.content_type,
+        "content_encoding": message.content_encoding,
+        "timestamp": str(int(published.timestamp())) if published else "",
+    }
+    rows = [(name, value) for name, value in heading.properties if value != visible(told.get(name) or "")]
+    return replace(heading, properties=tuple(rows))
+
+
 def _summary(message: ParkedMessage, failed: int) -> str:
     """Return a sentence on the failed attempts and the reason for parking."""
-    text = _("It was parked before it reached a handler: %(reason)s.")
+    text = _("It was parked without a failed attempt: %(reason)s.")
+    if message.reason in UNBEGUN:
+        text = _("It was parked before it reached a handler: %(reason)s.")
     if failed and message.parked_cycle > 1:
         text = ngettext(
             "It failed %(count)d time after a requeue, then it was parked again: %(reason)s.",
@@ -406,4 +509,6 @@ def _summary(message: ParkedMessage, failed: int) -> str:
             "It failed %(count)d times, then it was parked: %(reason)s.",
             failed,
         )
+    if remains := what_may_remain(message):
+        text = " ".join(filter(None, (text, deaths_in_words(message.detail), remains)))
     return text % {"count": failed, "reason": reason_text(message.reason)}

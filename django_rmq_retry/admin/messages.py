@@ -1,6 +1,6 @@
 """The admin of parked messages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial, wraps
 from typing import Any
 from urllib.parse import urlencode
@@ -24,13 +24,16 @@ from django_rmq_retry.admin import (
     labels,
     message_list,
     message_page,
+    places,
 )
 from django_rmq_retry.admin.choice import seen_by
 from django_rmq_retry.admin.labels import CELLS
-from django_rmq_retry.admin.message_list import FILTERS, MessageList, MessagePaginator
+from django_rmq_retry.admin.message_list import FILTERS, MessageList, MessagePaginator, state_shown
 from django_rmq_retry.admin.pages import Pages, edits, migrated, refusal
-from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.models import ParkedMessage, State
+from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked import operators
+from django_rmq_retry.parked.elsewhere import places_of
 from django_rmq_retry.parked.key_lists import alike, look_up, store
 from django_rmq_retry.parked.key_text import parse
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -39,6 +42,8 @@ from django_rmq_retry.parked.selection import Selection, narrowed
 FORMS = (
     ("discard/", "discard", decisions.discarding),
     ("hold/", "hold", decisions.holding),
+    ("unhold/", "unhold_many", decisions.ending_holds),
+    ("restore/", "restore_many", decisions.restoring_many),
     ("export/", "export", exports.messages),
     ("edit/", "edit_many", edit_many.view),
     ("keys/", "keys", key_lists.view),
@@ -59,13 +64,23 @@ def _leads_to(page: str, verb: str, label: Any) -> Any:
 
     @admin.action(description=label, permissions=[verb])
     def lead(pages: "ParkedMessageAdmin", request: HttpRequest, _rows: QuerySet[ParkedMessage]) -> HttpResponse:
-        return HttpResponseRedirect(f"{pages.address(page)}?{urlencode({'sel': pages.ticked(request).token()})}")
+        carried = {"sel": pages.ticked(request).token(), "listed": request.GET.urlencode()}
+        return HttpResponseRedirect(f"{pages.address(page)}?{urlencode({k: v for k, v in carried.items() if v})}")
 
     return lead
 
 
-def _may(verb: str) -> Callable[[Any, HttpRequest], bool]:
-    return lambda _self, request: not refusal(request, verb)
+def _may(
+    verb: str, states: Collection[str] = State.values, *, mixed: bool = True
+) -> Callable[[Any, HttpRequest], bool]:
+    """Offer an action where it can do something: on a list of messages in one of these states, or of all if mixed."""
+
+    def may(_self: Any, request: HttpRequest) -> bool:
+        shown = state_shown(request)
+        fits = shown in states if shown in State.values else mixed
+        return fits and (verb != "bulk_edit" or edits()) and not refusal(request, verb)
+
+    return may
 
 
 @admin.register(ParkedMessage)
@@ -83,7 +98,7 @@ class ParkedMessageAdmin(Pages):
     ordering = ("-parked_at", "-pk")
     sortable_by = (CELLS[-1],)
     paginator = MessagePaginator
-    actions = ("requeue", "edit", "discard", "hold", "export")
+    actions = ("requeue", "edit", "discard", "hold", "unhold", "restore", "export")
     change_list_template = "admin/rmq_retry/parkedmessage/list.html"
 
     @wraps(admin.ModelAdmin.action_checkbox)
@@ -94,10 +109,14 @@ class ParkedMessageAdmin(Pages):
     edit = _leads_to("parkedmessage_edit_many", "bulk_edit", _("Edit…"))
     discard = _leads_to("parkedmessage_discard", "discard", _("Discard…"))
     hold = _leads_to("parkedmessage_hold", "hold", _("Hold…"))
+    unhold = _leads_to("parkedmessage_unhold_many", "unhold", _("Take off hold…"))
+    restore = _leads_to("parkedmessage_restore_many", "restore", _("Restore…"))
     export = _leads_to("parkedmessage_export", "export", _("Export…"))
-    has_requeue_permission, has_discard_permission = _may("requeue"), _may("discard")
-    has_bulk_edit_permission = lambda _self, request: edits() and not refusal(request, "bulk_edit")  # noqa: E731
-    has_hold_permission, has_export_permission = _may("hold"), _may("export")
+    has_requeue_permission, has_discard_permission = _may("requeue", OPEN), _may("discard", (*OPEN, State.REQUEUED))
+    has_bulk_edit_permission = _may("bulk_edit", OPEN)
+    has_hold_permission, has_export_permission = _may("hold", OPEN), _may("export")
+    has_unhold_permission = _may("unhold", (State.ON_HOLD,), mixed=False)
+    has_restore_permission = _may("restore", (State.DISCARDED,), mixed=False)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[MessageList]:
         return MessageList
@@ -111,14 +130,16 @@ class ParkedMessageAdmin(Pages):
         return narrowed(queryset, message_list.searched(request, search_term.strip())), False
 
     def list_page(self, request: HttpRequest, **more: Any) -> HttpResponseBase:
-        """Open the message if it is the only one that the search finds, else show the list.
+        """Open the message if it is all that the search finds, else show the list.
 
         If nothing is found, the same key in another case is looked up, and several words as a list of keys.
         """
         asked = request.GET.get("q", "").strip()
         if asked and request.method == "GET":
             numbers = message_list.found(request, asked)
-            if len(numbers) == 1 and self._may_open(request, numbers[0]):
+            alone = len(numbers) == 1 and self._may_open(request, numbers[0])
+            # Another message with the same key may wait for its retry: the list shows both.
+            if alone and not places_of([asked], places.rooms_of(request)).beside:
                 return HttpResponseRedirect(self.address("parkedmessage_change", numbers[0]))
             address = "" if numbers else self._otherwise(request, asked)
             if address:

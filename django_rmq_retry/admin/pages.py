@@ -28,10 +28,11 @@ from django_rmq_retry.database_connections import Unanswered, connect_in_time
 from django_rmq_retry.database_errors import away, locked
 from django_rmq_retry.health.facts import Unmigrated
 from django_rmq_retry.markup import visible
-from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.models import ParkedMessage, RequeueRun
 from django_rmq_retry.parked import approvals, operators
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import NEEDED, PERMISSIONS, Actor, Refused
+from django_rmq_retry.statements import missing_tables
 
 FOLDER = "admin/rmq_retry"
 P = ParamSpec("P")
@@ -150,7 +151,7 @@ def _tables_are_missing(model: type[models.Model]) -> bool:
     connection = connections[router.db_for_read(model)]
     if connection.in_atomic_block and connection.needs_rollback:
         return False
-    return model._meta.db_table not in connection.introspection.table_names()  # noqa: SLF001 - Django's own API
+    return bool(missing_tables([model], connection.alias))
 
 
 def _storable(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
@@ -168,7 +169,9 @@ def _storable(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpRespon
     return call
 
 
-def _without_a_database(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
+def _without_a_database(
+    view: Callable[..., HttpResponseBase], *needed: type[models.Model]
+) -> Callable[..., HttpResponseBase]:
     """Return the view with a page of its own for a database that is away, which knows no user and asks it nothing.
 
     One that hangs is noticed by its first answer, before the user is known. What takes long after that is not limited.
@@ -177,7 +180,7 @@ def _without_a_database(view: Callable[..., HttpResponseBase]) -> Callable[..., 
     @wraps(view)
     def call(request: HttpRequest, *args: object, **options: object) -> HttpResponseBase:
         try:
-            for alias in sorted({router.db_for_read(model) for model in (get_user_model(), ParkedMessage)}):
+            for alias in sorted({router.db_for_read(model) for model in (get_user_model(), *needed)}):
                 connect_in_time(alias, DATABASE_ANSWER_SECONDS)
             response = view(request, *args, **options)
             return response.render() if isinstance(response, TemplateResponse) else response
@@ -198,6 +201,23 @@ def _without_a_database(view: Callable[..., HttpResponseBase]) -> Callable[..., 
             return missing
 
     return call
+
+
+def _guard_first_pages(site: admin.AdminSite) -> None:
+    """Let the pages of a site with which an operator starts say that the database is away as our pages do.
+
+    They need the users alone: without the records our card is missing.
+    """
+    asked = site.admin_view
+    if isinstance(asked, partial):
+        return
+
+    def admin_view(known: Any, view: Any, *args: Any, **kwargs: Any) -> Any:
+        guarded = known(view, *args, **kwargs)
+        return _without_a_database(guarded) if view in (site.index, site.app_index) else guarded
+
+    site.login = _without_a_database(site.login)  # type: ignore[assignment,method-assign]  # of this site alone
+    site.admin_view = partial(admin_view, asked)  # type: ignore[method-assign]  # of this site alone
 
 
 class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the stubs only
@@ -222,6 +242,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
     def __init__(self, model: type[models.Model], admin_site: admin.AdminSite) -> None:
         super().__init__(model, admin_site)
         put_in_order(admin_site)
+        _guard_first_pages(admin_site)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -240,7 +261,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
         """The pages, each called with parameters that a database accepts, also while there is none."""
         patterns = self.get_urls()
         for pattern in patterns:
-            pattern.callback = _without_a_database(_storable(pattern.callback))
+            pattern.callback = _without_a_database(_storable(pattern.callback), ParkedMessage)
         return patterns
 
     def get_urls(self) -> list[Any]:
@@ -256,6 +277,13 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
     def own_url(self, route: str, name: str, view: Callable[..., HttpResponseBase]) -> URLPattern:
         """Return an address for the users of this site."""
         return path(route, self.admin_site.admin_view(view), name=f"rmq_retry_{self.opts.model_name}_{name}")
+
+    def button_of_run(self, request: HttpRequest, run: RequeueRun) -> "list[Button]":
+        """Return the main button of a page whose messages a run has still to send, if the user may see the run."""
+        if refusal(request, "view_run"):
+            return []
+        label = _("Open requeue run %(number)s") % {"number": run.pk}
+        return [Button(label=label, address=self.address("requeuerun_change", run.pk), kind="main")]
 
     def address(self, name: str, *args: object) -> str:
         """Return the address of one of our pages on the same admin site, by a name such as `errorgroup_change`."""

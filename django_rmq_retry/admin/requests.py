@@ -13,9 +13,10 @@ from django_rmq_retry.admin.pages import refusal
 from django_rmq_retry.markup import counted
 from django_rmq_retry.models import ApprovalRequest, GatedAct, ParkedMessage
 from django_rmq_retry.parked import approvals, gated_acts
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.edit import changes_in_one_line
-from django_rmq_retry.parked.four_eyes import EDITS, UnreadableWish, Wish
-from django_rmq_retry.parked.operators import Refused
+from django_rmq_retry.parked.four_eyes import EDITS, UnreadableWish, Wish, selection_of
+from django_rmq_retry.parked.selection import Selection, worth_saying
 
 MOST_IN_WORDS = 10
 """The most requests of a page whose change is looked up."""
@@ -30,6 +31,8 @@ class AskedFor:
     """How many of the page's messages it is about; 0 where the page does not count them."""
     what: str
     change: str
+    chosen: str = ""
+    """How its messages were chosen."""
     only: str = ""
     """The name of its only message, for who may see it."""
 
@@ -37,7 +40,7 @@ class AskedFor:
     def about(self) -> str:
         """Return how its messages were chosen, unless what it asks for says the same."""
         counts = self.known.act in (GatedAct.DISCARD, GatedAct.DISCARD_OUTBOX, GatedAct.REQUEUE)
-        return (self.only or self.known.subject) if counts and self.known.subject not in self.what else ""
+        return (self.only or self.chosen) if counts and self.known.subject not in self.what else ""
 
 
 def asked_for(request: HttpRequest, rows: QuerySet[ParkedMessage]) -> list[AskedFor]:
@@ -47,26 +50,42 @@ def asked_for(request: HttpRequest, rows: QuerySet[ParkedMessage]) -> list[Asked
 
 def in_words(request: HttpRequest, some: Iterable[tuple[ApprovalRequest, int]]) -> Iterator[AskedFor]:
     """Yield what is asked for by requests that are given with a number of messages."""
-    for place, (known, count) in enumerate(some):
+    requests = list(some)
+    _read_wishes([known for known, _count in requests[:MOST_IN_WORDS]])
+    for place, (known, count) in enumerate(requests):
         what, change = act_and_change(request, known) if place < MOST_IN_WORDS else (act_text(known, known.count), "")
-        only = _only(request, known) if place < MOST_IN_WORDS else ""
-        yield AskedFor(known=known, count=count, what=what, change=change, only=only)
+        only, chosen = _only_and_chosen(request, known) if place < MOST_IN_WORDS else ("", known.subject)
+        yield AskedFor(known=known, count=count, what=what, change=change, chosen=chosen, only=only)
 
 
-def only_message(request: HttpRequest, wish: Wish) -> ParkedMessage | None:
+def _read_wishes(some: list[ApprovalRequest]) -> None:
+    """Read what these requests ask for by one query, unless it is read already."""
+    unread = {one.pk: one for one in some if "wish" in one.get_deferred_fields()}
+    wishes = ApprovalRequest.objects.using(records_alias()).filter(pk__in=unread).values_list("pk", "wish")
+    for number, wish in wishes if unread else ():
+        unread[number].wish = wish
+
+
+def only_message(request: HttpRequest, selection: Selection) -> ParkedMessage | None:
     """Return the only message of a request; None if it is gone, or the user may not see it."""
-    message = gated_acts.EDIT.message(wish) if len(wish.selection.revisions) == 1 else None
+    chosen = ParkedMessage.objects.filter(pk__in=selection.revisions).select_related("group")
+    message = chosen.first() if len(selection.revisions) == 1 else None
     return None if message is None or refusal(request, "view", message=message) else message
 
 
-def _only(request: HttpRequest, known: ApprovalRequest) -> str:
-    if known.count != 1 or known.act not in (GatedAct.DISCARD, GatedAct.REQUEUE):
-        return ""
-    try:
-        message = only_message(request, Wish.of(known))
-    except Refused:
-        return ""
-    return "" if message is None else f"{labels.key(message)} · {message.queue}"
+def _only_and_chosen(request: HttpRequest, known: ApprovalRequest) -> tuple[str, str]:
+    if known.act not in (GatedAct.DISCARD, GatedAct.REQUEUE):
+        return "", known.subject
+    selection = selection_of(known)
+    message = only_message(request, selection) if known.count == 1 else None
+    return "" if message is None else f"{labels.key(message)} · {message.queue}", chosen_text(known, selection)
+
+
+def chosen_text(known: ApprovalRequest, selection: Selection) -> str:
+    """Return how the messages of a request were chosen, in the reader's language."""
+    # The subject names error groups, and messages chosen by hand, in any language.
+    speaks = set(worth_saying(selection.filter)) - {"group"}
+    return labels.selection_text(selection.facts(), known.subject) if speaks else known.subject
 
 
 def act_text(known: ApprovalRequest, count: int) -> str:

@@ -1,8 +1,11 @@
 """What a requeue run's state says: its badge and outcome, and whether it waits for the broker."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 
-from django.utils.safestring import SafeString
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -12,7 +15,18 @@ from django_rmq_retry.health.processes import lost_since_now
 from django_rmq_retry.markup import MIXED, badge, counted
 from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.wording import number
 
+SIGNS = {
+    ItemState.PROCESSED: ("processed", "✓"),
+    ItemState.FAILED: ("parked", "✕"),
+    ItemState.SENT: ("requeued", "…"),
+    ItemState.UNCONFIRMED: ("on-hold", "?"),
+    ItemState.SKIPPED: ("discarded", "↷"),
+    ItemState.PENDING: ("requeued", "○"),
+}
+"""The badge and the sign of each part of a run."""
+NOWHERE: Mapping[ItemState, str] = {}
 SENT_LATELY = timedelta(seconds=10)
 """A run of which a message was sent within this time is sent by a process with a connection of its own."""
 
@@ -34,6 +48,86 @@ def waits_for_broker(run: RequeueRun, seen: Look) -> bool:
     return not sent.exists()
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Those messages of a run that have one state: all parts add up to the run."""
+
+    state: ItemState
+    count: int
+    words: SafeString
+    shown_at: str = ""
+    """Where they are shown; empty if nowhere."""
+
+    @property
+    def kind(self) -> str:
+        return SIGNS[self.state][0] if self.count else "skipped"
+
+    @property
+    def sign(self) -> str:
+        return SIGNS[self.state][1]
+
+
+def parts(run: RequeueRun, *, over: bool, not_sent: int = 0, shown_at: Mapping[ItemState, str] = NOWHERE) -> list[Part]:
+    """Return the parts of a run, without empty ones except for its outcomes; of one that is over nothing comes.
+
+    Of those that a stopped run has left out it had so many still to send, which nothing was wrong with.
+    """
+    tally = run.tally
+    tally[ItemState.SKIPPED] -= not_sent
+    tally[ItemState.PENDING] += not_sent
+    outcomes = (ItemState.PROCESSED, ItemState.FAILED)
+    return [
+        Part(state, count, _in_words(state, count, run, over=over), shown_at.get(state, "") if count else "")
+        for state, count in tally.items()
+        if count or state in outcomes
+    ]
+
+
+def sum_of(run: RequeueRun, not_sent: int = 0) -> SafeString:
+    """Return the parts of a run as a sum in one line: "170 = 160 processed + 6 failed again + 4 left out"."""
+    shown = parts(run, over=run.state == RunState.FINISHED, not_sent=not_sent)
+    terms: list[tuple[str, str]] = [(" + ", one.words) for one in shown if one.count]
+    if len(terms) > 1:
+        terms = [("", number(run.total)), (" = ", terms[0][1]), *terms[1:]]
+    else:
+        terms = [("", words) for _sign, words in terms]
+    return format_html_join("", '{}<span class="rmq-whole">{}</span>', terms)
+
+
+def _in_words(state: ItemState, count: int, run: RequeueRun, *, over: bool) -> SafeString:
+    texts = {
+        ItemState.PROCESSED: ngettext(
+            "<strong>%(counter)s</strong> processed", "<strong>%(counter)s</strong> processed", count
+        ),
+        ItemState.FAILED: ngettext(
+            "<strong>%(counter)s</strong> failed again", "<strong>%(counter)s</strong> failed again", count
+        ),
+        ItemState.SENT: ngettext(
+            "<strong>%(counter)s</strong> waiting for outcome",
+            "<strong>%(counter)s</strong> waiting for outcome",
+            count,
+        ),
+        ItemState.UNCONFIRMED: ngettext(
+            "<strong>%(counter)s</strong> not confirmed", "<strong>%(counter)s</strong> not confirmed", count
+        ),
+        ItemState.SKIPPED: ngettext(
+            "<strong>%(counter)s</strong> left out", "<strong>%(counter)s</strong> left out", count
+        ),
+        ItemState.PENDING: ngettext(
+            "<strong>%(counter)s</strong> not sent yet", "<strong>%(counter)s</strong> not sent yet", count
+        ),
+    }
+    if run.state == RunState.STOPPED:
+        texts[ItemState.PENDING] = ngettext(
+            "<strong>%(counter)s</strong> not sent", "<strong>%(counter)s</strong> not sent", count
+        )
+    if over:
+        texts[ItemState.SENT] = ngettext(
+            "<strong>%(counter)s</strong> without an outcome", "<strong>%(counter)s</strong> without an outcome", count
+        )
+    return mark_safe(counted(texts[state], counter=count))  # noqa: S308 - translations are ours
+
+
 def run_badge(run: RequeueRun, *, unreachable: bool = False) -> SafeString:
     """Return the badge for the state or outcome of a requeue run."""
     return badge(*run_outcome(run, unreachable=unreachable))
@@ -46,17 +140,18 @@ def run_outcome(run: RequeueRun, *, unreachable: bool = False) -> tuple[str, str
     if run.state != RunState.FINISHED:
         guarded = run.state == RunState.PAUSED and run.wait == RunWait.GUARD
         return run.state, _("Paused by its guard") if guarded else run.get_state_display()
+    failed = ngettext("%(count)d failed again", "%(count)d failed again", run.failed)
+    unsure = ngettext("%(count)d not confirmed", "%(count)d not confirmed", run.unconfirmed)
+    known = [counted(text, count=count) for text, count in ((failed, run.failed), (unsure, run.unconfirmed)) if count]
     if run.failed:
-        text = ngettext("%(count)d failed again", "%(count)d failed again", run.failed)
-        return MIXED if run.processed else ItemState.FAILED, counted(text, count=run.failed)
+        return MIXED if run.processed else ItemState.FAILED, " · ".join(known)
     silent = run.sent - run.processed
     if run.unconfirmed:
-        text = ngettext("%(count)d not confirmed", "%(count)d not confirmed", run.unconfirmed)
-        return ItemState.UNCONFIRMED, counted(text, count=run.unconfirmed)
+        return ItemState.UNCONFIRMED, " · ".join(known)
     if run.sent and silent > 0:
         text = ngettext("%(count)d without an outcome", "%(count)d without an outcome", silent)
         return RunState.WAITING, counted(text, count=silent)
-    done = (MIXED if run.handled_twice else run.state, run.get_state_display())
+    done = (MIXED if run.handled_twice or run.perhaps_twice else run.state, run.get_state_display())
     return done if run.sent else (ItemState.SKIPPED, _("Nothing was sent"))
 
 
@@ -65,4 +160,6 @@ def _sending(run: RequeueRun, *, unreachable: bool) -> tuple[str, str]:
         return RunState.PAUSED, _("Standing still")
     if unreachable or run.wait == RunWait.BROKER_AWAY:
         return RunState.PLANNED, _("Waiting for the broker")
+    if run.wait:
+        return RunState.PLANNED, _("Sends nothing now")
     return run.state, run.get_state_display()

@@ -1,6 +1,6 @@
 """The admin of requeue runs."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -8,15 +8,16 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
+from django.db.models import Count, Max
 from django.db.transaction import non_atomic_requests
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.defaultfilters import floatformat
 from django.urls import URLPattern
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
+from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_lazy
 from django.views.decorators.http import require_POST
 
 from django_rmq_retry import database_clock
@@ -27,40 +28,55 @@ from django_rmq_retry.admin import (
     labels,
     places,
     requeue_form,
+    run_lists,
     run_outcomes,
+    run_retries,
     steering,
 )
 from django_rmq_retry.admin.cards import names_of
-from django_rmq_retry.admin.labels import column, cut_line, labelled
+from django_rmq_retry.admin.labels import cut_line, labelled
 from django_rmq_retry.admin.pages import Button, Pages, refusal, requires
-from django_rmq_retry.admin.run_outcomes import MOST_ITEMS, Failures
-from django_rmq_retry.admin.run_state import run_badge, run_outcome, waits_for_broker
+from django_rmq_retry.admin.queues import StoppedBadge, StoppedQueues
+from django_rmq_retry.admin.run_outcomes import MOST_ITEMS, Since
+from django_rmq_retry.admin.run_state import parts, run_badge, run_outcome, sum_of, waits_for_broker
 from django_rmq_retry.admin.timeline import activity
+from django_rmq_retry.health.doubts import awaits_end_of_doubts, may_end
+from django_rmq_retry.health.facts import by_dead_workers
+from django_rmq_retry.health.problems import in_processes
 from django_rmq_retry.health.processes import any_alive
+from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.markup import NOTHING, counted, time_minute, time_span, visible, wrapping
 from django_rmq_retry.models import (
     Action,
+    ConsumerProcess,
     EarlyRetry,
     ErrorGroup,
+    ItemReason,
     ItemState,
     OperatorAction,
+    ParkedMessage,
     RequeueItem,
     RequeueRun,
     RunState,
     RunWait,
+    State,
 )
 from django_rmq_retry.models.runs import MIN_OUTCOMES
 from django_rmq_retry.parked import approvals
+from django_rmq_retry.parked.checked import checked, mark_of_run
 from django_rmq_retry.parked.database import records_alias
-from django_rmq_retry.parked.elsewhere import Room, places_of
-from django_rmq_retry.parked.items import MOST_UNSENT_COUNTED, OUTCOME_LIMIT, unsent_of_stopped
+from django_rmq_retry.parked.elsewhere import places_of
+from django_rmq_retry.parked.found import Room
+from django_rmq_retry.parked.items import MOST_UNSENT_COUNTED, unsent_of_stopped, waiting_in
 from django_rmq_retry.parked.key_lists import keys_of, unmatched
 from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import has_own_rules
+from django_rmq_retry.parked.overdue import OUTCOME_LIMIT
 from django_rmq_retry.parked.pace import measured_rate, seconds_left
 from django_rmq_retry.parked.run_steps import send_run
 from django_rmq_retry.parked.selection import EXCEPT
 from django_rmq_retry.recurring import thread_name
+from django_rmq_retry.topology.declarations import work_queue
 from django_rmq_retry.wording import number
 
 PAGE_SLICE_SECONDS = 0.5
@@ -68,6 +84,10 @@ PAGE_SLICE_SECONDS = 0.5
 CLICK_SECONDS = 10.0
 """Seconds for which a page without JavaScript sends: there each slice is a click."""
 MOST_CAUSES_SHOWN = 5
+MOST_PROCESSES = 200
+"""The most consumers that are looked at, those that were heard of last."""
+TWICE = ("handled_twice", "perhaps_twice")
+"""The numbers of a run that count harm done, or perhaps done."""
 
 
 @admin.register(RequeueRun)
@@ -80,10 +100,7 @@ class RequeueRunAdmin(Pages):
         "ended",
         "operator",
         "why",
-        "of_sent",
-        "of_processed",
-        "of_failed",
-        "of_left",
+        "outcomes",
         "what",
     )
     list_display_links = ("name",)
@@ -92,7 +109,9 @@ class RequeueRunAdmin(Pages):
     sortable_by = ()
     change_list_template = "admin/rmq_retry/requeuerun/list.html"
 
-    name = admin.display(description=pgettext_lazy("one requeue", "Run"))(lambda _self, run: run.pk)
+    name = admin.display(description=pgettext_lazy("one requeue", "Run"))(
+        lambda _self, run: labelled(pgettext("one requeue", "Run"), run.pk)
+    )
     status = admin.display(description=gettext_lazy("State"))(lambda _self, run: _state(run))
     what = admin.display(description=gettext_lazy("Messages"))(
         lambda _self, run: labelled(_("Messages"), wrapping(run.what))
@@ -107,13 +126,8 @@ class RequeueRunAdmin(Pages):
     operator = admin.display(description=gettext_lazy("by"))(
         lambda _self, run: labelled(capfirst(_("by")), visible(run.by))
     )
-    of_sent = column(RequeueRun, "sent", "total")
-    of_processed = admin.display(description=gettext_lazy("processed"))(
-        lambda _self, run: labelled(_("Processed"), _processed(run))
-    )
-    of_failed = column(RequeueRun, "failed")
-    of_left = admin.display(description=gettext_lazy("left out"))(
-        lambda _self, run: labelled(_("Left out"), number(run.left_out))
+    outcomes = admin.display(description=gettext_lazy("Outcomes"))(
+        lambda _self, run: labelled(_("Outcomes"), _outcomes(run))
     )
 
     def own_urls(self) -> list[URLPattern]:
@@ -122,15 +136,16 @@ class RequeueRunAdmin(Pages):
             self.own_url("waiting/", "waiting", partial(early_form.preview, self)),
             self.own_url("<int:pk>/control/", "control", partial(steering.control, self)),
             self.own_url("<int:pk>/export/", "export", require_POST(partial(exports.run, self))),
+            self.own_url("<int:pk>/outcomes/", "outcomes", partial(run_lists.outcomes, self)),
             self.own_url("<int:pk>/send/", "send", non_atomic_requests(require_POST(self.send))),
         ]
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
         shown = super().get_changelist_instance(request)
         shown.result_list = list(shown.result_list)
-        causes = causes_of(shown.result_list)
+        causes, not_sent = causes_of(shown.result_list), _not_sent(shown.result_list)
         for run in shown.result_list:
-            run.what = _what(run, causes[run.pk])
+            run.what, run.not_sent = _what(run, causes[run.pk]), not_sent.get(run.pk, 0)
         return shown
 
     def row_page(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -157,56 +172,115 @@ class RequeueRunAdmin(Pages):
         sees_requests = not refusal(request, "view_request")
         seen, left_out = broker_look.glimpse(), _keys_left_out(request, run)
         failures = run_outcomes.failures(request, run)
-        away, unattended = waits_for_broker(run, seen), driven and not any_alive()
+        # A run that sends nothing waits for no broker, whatever this process knows of it.
+        away, unattended = run.active and waits_for_broker(run, seen), driven and not any_alive()
+        over, silent = _is_over(run, now), driven and run.is_silent(now)
+        lists = "" if run.retries_of or refusal(request, "view") else self.address("parkedmessage_changelist")
+        unsure = run_outcomes.unsure(request, run, ItemState.UNCONFIRMED)
+        lost = run_outcomes.unsure(request, run, ItemState.SENT) if over else run_outcomes.NONE_UNSURE
+        skipped = run_outcomes.left_out(request, run) if run.skipped else []
+        not_sent = sum(one.number for one in skipped if one.code == ItemReason.STOPPED)
+        early = run_retries.failed(request, run)
+        if run.retries_of and run.state == RunState.STOPPED:
+            not_sent = run.skipped
+        shown_at = _where_shown(run, lists, unsure=bool(unsure.items), lost=bool(lost.items))
+        listed = {kind: f"{self.address('requeuerun_outcomes', run.pk)}?of={kind}" for kind in run_lists.KINDS}
+        sees = not (run_lists.why_hidden(request) if run.retries_of else refusal(request, "view"))
+        if run.retries_of and sees:
+            shown_at |= {ItemState(kind): address for kind, address in listed.items() if kind not in TWICE}
+        parked_again, doubtful = failures.parked + early.parked, failures.doubtful + early.doubtful
+        if not_sent:
+            shown_at[ItemState.PENDING] = shown_at[ItemState.SKIPPED]
         return self.page(
             request,
             "requeuerun/run.html",
             part="parts/run.html",
-            title=str(run),
+            title=_title(run),
             run=run,
             driven=driven,
             undriven=undriven,
             away=away,
-            over=_is_over(run, now),
+            over=over and not awaits_end_of_doubts(run, now),
             sending=driven and not away and run.driver == thread_name("page") and request.method == "POST",
-            silent=driven and run.is_silent(now),
+            silent=silent,
             unattended=unattended,
             mine=run.by_user_id == request.user.pk,
             why_not_send=refusal(request, "requeue"),
             why=run.explanation,
-            chosen=labels.selection_text(run.selection, "" if run.causes else run.description, causes=not run.causes),
+            chosen=_chosen(run, told={EXCEPT} if left_out else ()),
             causes=causes_of([run])[run.pk],
             decided=_decided(run),
             look=seen,
-            others_send=bool(seen.unreachable) and not away,
+            others_send=run.active and bool(seen.unreachable) and not away,
             badge=run_badge(run, unreachable=away),
             state=run_outcome(run, unreachable=away)[1],
-            unsent=run.unsent if run.state == RunState.PAUSED else 0,
             first=_first_processed(run),
+            follow=driven and not silent and run.unsent > 0,
+            stopped=() if over else _stopped_queues(run),
+            trouble=_trouble(run, now),
+            too_late=_too_late(run),
+            guard_pauses=[_guard_pause(one) for one in run.guard_pauses or []],
             pace=measured_rate(run),
-            left=None if away or unattended else seconds_left(run),
+            left=None if away or unattended or run.awaits_canary else seconds_left(run),
             guard=_guard(run),
-            waiting=run.sent - run.processed - run.failed,
-            buttons=self._buttons(request, run, failures),
+            sends=driven and run.unsent > 0 and not (silent or away or run.wait),
+            not_sent=not_sent,
+            last_sent=_last_sent(run),
+            parts=parts(run, over=over, not_sent=not_sent, shown_at=shown_at),
+            buttons=self._buttons(
+                request, run, unsure.since, lost.since, failed=parked_again, doubtful=doubtful, silent=silent
+            ),
             took=_took(run),
             asked=approvals.requests().filter(run=run.pk).first() if run.approved_by and sees_requests else None,
-            outages=[(begun, ended, (ended - begun).total_seconds()) for begun, ended in run.ended_outages],
+            outages=_with_spans(run.ended_outages),
+            silences=_with_spans(run.ended_silences),
             left_out=left_out,
-            **_unmatched(request, left_out),
+            **_unmatched(request, run, left_out),
             failures=failures,
-            skipped=run_outcomes.left_out(request, run) if run.skipped else (),
-            retries=run_outcomes.failed_retries(request, run) if run.failed and run.retries_of else (),
-            lists="" if run.retries_of or refusal(request, "view") else self.address("parkedmessage_changelist"),
+            skipped=skipped,
+            early=early,
+            twice_at={word: listed[word] for word in TWICE} if sees else {},
+            doubtful=doubtful,
+            begun=len(run_lists.begun_among(run)) if run.perhaps_twice else 0,
+            may_end=may_end(run, now),
+            **_check(run),
+            lists=lists,
             **activity(request, run=run.pk),
-            unsure=run_outcomes.unsure(request, run) if run.unconfirmed else (),
+            unsure=unsure,
+            lost=lost,
         )
 
-    def _buttons(self, request: HttpRequest, run: RequeueRun, failures: Failures) -> list[Button]:
-        buttons = steering.buttons(self, request, run)
-        if failures.parked:
-            label = counted(_("Requeue the %(count)d that failed again…"), count=failures.parked)
-            again = self._again(request, run, "failed_of_run", label, failures.parked)
-            buttons.append(again if run.active else replace(again, kind="main"))
+    def _buttons(
+        self,
+        request: HttpRequest,
+        run: RequeueRun,
+        unsure: Since,
+        lost: Since,
+        *,
+        failed: int,
+        doubtful: int,
+        silent: bool,
+    ) -> list[Button]:
+        buttons = steering.buttons(self, request, run, silent=silent)
+        if doubtful:
+            label = counted(_("Look at the %(count)d that may have been handled…"), count=doubtful)
+            address = f"{self.address('parkedmessage_changelist')}?state=parked&perhaps_twice_of_run={run.pk}"
+            kind = "" if run.active else "main"
+            buttons.append(Button(label=label, address=address, why=refusal(request, "view"), kind=kind))
+        if failed:
+            label = counted(_("Requeue the %(count)d that failed again…"), count=failed)
+            again = self._again(request, run, "failed_of_run", label, failed)
+            buttons.append(again if run.active or doubtful else replace(again, kind="main"))
+        if unsure.parked:
+            label = counted(_("Check the %(count)d that were not confirmed…"), count=unsure.parked)
+            address = f"{self.address('parkedmessage_changelist')}?state=parked&{unsure.chosen}"
+            kind = "" if run.active or failed else "main"
+            buttons.append(Button(label=label, address=address, why=refusal(request, "view"), kind=kind))
+        if requeued := lost.now.get(State.REQUEUED, 0):
+            label = counted(_("Check the %(count)d without an outcome…"), count=requeued)
+            address = f"{self.address('parkedmessage_changelist')}?state=requeued&{lost.chosen}"
+            kind = "" if failed or unsure.parked else "main"
+            buttons.append(Button(label=label, address=address, why=refusal(request, "view"), kind=kind))
         if unsent := unsent_of_stopped(run):
             label = _("Requeue those that were not sent…")
             if unsent <= MOST_UNSENT_COUNTED:
@@ -220,13 +294,39 @@ class RequeueRunAdmin(Pages):
         return Button(label=label, address=address, why=refusal(request, "requeue", count=count))
 
 
+def _check(run: RequeueRun) -> dict[str, Any]:
+    """Return the last action that says that its doubts were checked, and whether some came since."""
+    if not (run.handled_twice or run.perhaps_twice):
+        return {}
+    act = OperatorAction.objects.filter(run=run.pk, action=Action.CHECK).order_by("-number").first()
+    return {"check": act, "unchecked": act is not None and mark_of_run(run) not in checked()}
+
+
 def _is_over(run: RequeueRun, now: datetime) -> bool:
     """True if nothing on its page changes any more: a stopped run still receives the outcomes of what it sent."""
     if run.active:
         return False
-    # Only a driver finds the outcomes of retries.
-    comes = run.state == RunState.STOPPED and not run.retries_of and run.sent > run.processed + run.failed
+    comes = run.state == RunState.STOPPED and run.sent > run.processed + run.failed
     return not comes or (run.finished_at is not None and run.finished_at < now - OUTCOME_LIMIT)
+
+
+def _where_shown(run: RequeueRun, lists: str, *, unsure: bool, lost: bool) -> dict[ItemState, str]:
+    """Return where the page or the list of messages shows the messages of each state, if it does."""
+    here = {ItemState.SKIPPED: "#rmq-skipped", **({ItemState.UNCONFIRMED: "#rmq-unsure"} if unsure else {})}
+    words = {ItemState.PROCESSED: "processed", ItemState.FAILED: "failed", ItemState.SENT: "waiting"}
+    listed = {state: f"{lists}?state=all&{word}_of_run={run.pk}" for state, word in words.items()}
+    return here | (listed if lists else {}) | ({ItemState.SENT: "#rmq-lost"} if lost else {})
+
+
+def _chosen(run: RequeueRun, *, told: Collection[str]) -> str:
+    """Return how its messages were chosen, without what the page says apart: their causes, and the filters ``told``."""
+    # The title of a run of waiting retries names their queue.
+    told = {*told, "queue"} if run.retries_of else told
+    words = {name: value for name, value in run.selection.get("filter", {}).items() if name not in told}
+    if run.retries_of and not words:
+        return ""
+    selection = {**run.selection, **({"filter": words} if words else {})}
+    return labels.selection_text(selection, "" if run.causes else run.description, causes=not run.causes)
 
 
 def badge_of(run: RequeueRun, seen: broker_look.Look | None = None) -> SafeString:
@@ -235,15 +335,72 @@ def badge_of(run: RequeueRun, seen: broker_look.Look | None = None) -> SafeStrin
 
 
 def _first_processed(run: RequeueRun) -> RequeueItem | EarlyRetry | None:
-    """Return the message for whose outcome the rest has waited; None if it still waits, or never had to.
+    """Return the message for whose outcome all others have waited; None if it still waits, or never had to.
 
     The first to be sent has the first place, but an earlier one may have failed or waited for its business key.
     """
     if not run.canary or run.awaits_canary:
         return None
     place = "pk" if run.retries_of else "place"
-    done = run.parts.filter(state=ItemState.PROCESSED, ended_at__isnull=False).order_by(place)[:MIN_OUTCOMES]
-    return min(done, key=lambda one: one.ended_at, default=None)
+    sent = list(run.parts.filter(sent_at__isnull=False).order_by(place)[: MIN_OUTCOMES + 1])
+    if len(sent) == 1 and run.state not in DRIVEN:
+        # It paused or ended before it sent another one.
+        return None
+    ended = [one for one in sent if one.state == ItemState.PROCESSED and one.ended_at]
+    return min(ended, key=lambda one: one.ended_at, default=None)
+
+
+def _stopped_queues(run: RequeueRun) -> list[tuple[str, StoppedBadge]]:
+    """Return the stopped queues in which what was sent waits, each with its badge.
+
+    Mostly no queue is stopped, and then the messages are not read.
+    """
+    if not run.tally[ItemState.SENT]:
+        return []
+    one = run.retries_of or run.target
+    badges = StoppedQueues.among([one]).badges if one else StoppedQueues.known().badges
+    if badges and not one:
+        queues = waiting_in(run)
+        badges = {queue: badge for queue, badge in badges.items() if queue in queues}
+    return sorted(badges.items())
+
+
+def _too_late(run: RequeueRun) -> list[str]:
+    """Return the queues in which messages wait that the guard would not have sent: it counts outcomes, which come late.
+
+    Only a pause of the queue keeps them from being tried.
+    """
+    late = run.state == RunState.WAITING and run.guard_exceeded and run.tally[ItemState.SENT]
+    return waiting_in(run) if late else []
+
+
+def _trouble(run: RequeueRun, now: datetime) -> list[Problem]:
+    """Return what is wrong with the consumers of the queues in which messages of an active run wait for an outcome."""
+    if run.state not in DRIVEN or not run.tally[ItemState.SENT]:
+        return []
+    rows = list(ConsumerProcess.objects.order_by("-beat_at")[:MOST_PROCESSES])
+    if not _troubles(rows, now):
+        return []
+    queues = set(waiting_in(run))
+    mine = [_narrowed(row, queues) for row in rows if not queues.isdisjoint(map(work_queue, row.queues))]
+    return _troubles(mine, now, by_dead_workers())
+
+
+def _narrowed(row: ConsumerProcess, queues: Collection[str]) -> ConsumerProcess:
+    """Leave out what a process has of other queues: it is no trouble of the run, and no clue to one."""
+    row.queues = [name for name in row.queues if work_queue(name) in queues]
+    row.in_flight = [one for one in row.in_flight if work_queue(str(one.get("queue"))) in queues]
+    row.late = [one for one in row.late if work_queue(str(one.get("queue"))) in queues]
+    return row
+
+
+def _troubles(rows: Sequence[ConsumerProcess], now: datetime, suspects: Sequence[ParkedMessage] = ()) -> list[Problem]:
+    return [one for one in in_processes(rows, now, suspects=suspects) if one.code is not Code.VERSIONS]
+
+
+def _guard_pause(pause: Mapping[str, Any]) -> dict[str, Any]:
+    times = {name: datetime.fromisoformat(pause[name]) for name in ("at", "tested") if name in pause}
+    return {**pause, **times}
 
 
 def _keys_left_out(request: HttpRequest, run: RequeueRun) -> list[str]:
@@ -252,11 +409,15 @@ def _keys_left_out(request: HttpRequest, run: RequeueRun) -> list[str]:
     return [] if listed is None or refusal(request, "view") else keys_of(listed["list"])
 
 
-def _unmatched(request: HttpRequest, left_out: Sequence[str]) -> dict[str, Any]:
+def _unmatched(request: HttpRequest, run: RequeueRun, left_out: Sequence[str]) -> dict[str, Any]:
     """Return the first of the keys that match no parked message, and where those wait that a blocked key holds back.
+
+    Of a run of retries those that no waiting retry had.
 
     None for a user for whom each message has to be checked.
     """
+    if run.retries_of:
+        return {"unmatched": run.selection.get("missing", []) if left_out else [], "waiting_keys": ()}
     missing = [] if has_own_rules(request.user) else unmatched(left_out)[:MOST_ITEMS]
     waiting = places_of(missing, [] if refusal(request, "view_key") else [Room.KEYS]).found
     return {"unmatched": [key for key in missing if key not in waiting], "waiting_keys": places.lines(waiting)}
@@ -268,6 +429,15 @@ def _decided(run: RequeueRun) -> OperatorAction | None:
     if action is None or run.wait:
         return None
     return OperatorAction.objects.filter(run=run.pk, action=action).order_by("-number").first()
+
+
+def _not_sent(runs: Sequence[RequeueRun]) -> dict[int, int]:
+    """Return how many messages each stopped run had still to send."""
+    stopped = [run.pk for run in runs if run.state == RunState.STOPPED and run.skipped]
+    if not stopped:
+        return {}
+    unsent = RequeueItem.objects.filter(run__in=stopped, state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED)
+    return dict(unsent.order_by().values_list("run").annotate(count=Count("pk")))
 
 
 def causes_of(runs: Sequence[RequeueRun]) -> dict[int, list[tuple[int, str, int]]]:
@@ -283,19 +453,40 @@ def causes_of(runs: Sequence[RequeueRun]) -> dict[int, list[tuple[int, str, int]
 def _what(run: RequeueRun, causes: Sequence[tuple[int, str, int]]) -> str:
     """Return the causes of the messages of a run, or how they were chosen, in a short line."""
     if run.retries_of:
-        return run.retries_of
+        return _retries_of(run)
     named = [f"{number(count)} {name}" for _group, name, count in causes[:2]]
     more = "…" if len(causes) > len(named) else ""
     return " · ".join(named) + more or labels.selection_text(run.selection, run.description) or NOTHING
+
+
+def _retries_of(run: RequeueRun) -> str:
+    text = ngettext("%(count)s waiting retry of %(queue)s", "%(count)s waiting retries of %(queue)s", run.total)
+    return text % {"count": number(run.total), "queue": run.retries_of}
+
+
+def _title(run: RequeueRun) -> str:
+    return f"{run}: {_retries_of(run)}" if run.retries_of else str(run)
+
+
+def _last_sent(run: RequeueRun) -> datetime | None:
+    """Return when the last of the messages was sent for whose outcomes it waits; None if it does not."""
+    if run.state != RunState.WAITING:
+        return None
+    found: datetime | None = run.parts.filter(state=ItemState.SENT).aggregate(last=Max("sent_at"))["last"]
+    return found
 
 
 def _took(run: RequeueRun) -> float | None:
     return (run.finished_at - run.started_at).total_seconds() if run.started_at and run.finished_at else None
 
 
+def _with_spans(times: Sequence[tuple[datetime, datetime]]) -> list[tuple[datetime, datetime, float]]:
+    return [(begun, ended, (ended - begun).total_seconds()) for begun, ended in times]
+
+
 def _state(run: RequeueRun) -> SafeString:
     """Return the badge of a run, and why it stands: the reason of its start does not tell that."""
-    if run.state not in (RunState.PAUSED, RunState.STOPPED) or not run.explanation:
+    if run.state not in (RunState.RUNNING, RunState.PAUSED, RunState.STOPPED) or not run.explanation:
         return badge_of(run)
     return format_html('{} <span class="rmq-quiet rmq-stood">{}</span>', badge_of(run), cut_line(run.explanation))
 
@@ -306,14 +497,21 @@ def _ended(run: RequeueRun) -> SafeString | str:
     return at if took is None else format_html('{} <span class="rmq-took">· {}</span>', at, time_span(took))
 
 
-def _processed(run: RequeueRun) -> SafeString | str:
-    """Return how many were processed, and how many of them twice: a run that did harm looks like no other."""
-    count = number(run.processed)
-    if not run.handled_twice:
-        return count
-    text = ngettext("at least %(count)d twice", "at least %(count)d twice", run.handled_twice)
-    twice = counted(text, count=run.handled_twice)
-    return format_html('{} <span class="rmq-is-unconfirmed rmq-whole">· {}</span>', count, twice)
+def _outcomes(run: Any) -> SafeString:
+    """Return the sum of a run, and what is beside it: a run that did harm looks like no other."""
+    twice = ngettext("at least %(count)d twice", "at least %(count)d twice", run.handled_twice)
+    perhaps = ngettext("%(count)d perhaps twice", "%(count)d perhaps twice", run.perhaps_twice)
+    keys = ngettext("%(count)d more left out by its key", "%(count)d more left out by their keys", run.excluded)
+    beside = [
+        (kind, counted(text, count=count))
+        for kind, text, count in (
+            ("is-unconfirmed", twice, run.handled_twice),
+            ("is-unconfirmed", perhaps, run.perhaps_twice),
+            ("quiet", keys, run.excluded),
+        )
+        if count
+    ]
+    return sum_of(run, run.not_sent) + format_html_join("", ' <span class="rmq-{} rmq-whole">· {}</span>', beside)
 
 
 def _guard(run: RequeueRun) -> str:

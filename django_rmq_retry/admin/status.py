@@ -3,33 +3,43 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.db import Error
 from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq_retry.admin import broker_look, handler_rows
+from django_rmq_retry.admin.checked import checked_page
+from django_rmq_retry.admin.handled_again import handled_again_page
 from django_rmq_retry.admin.handler_rows import COLUMNS, HandlerRow
 from django_rmq_retry.admin.pages import Button, Pages, frame_of, refusal
 from django_rmq_retry.admin.queues import StoppedQueues
+from django_rmq_retry.admin.run_state import sum_of
 from django_rmq_retry.admin.runs import badge_of
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.attempts.history import failed_since
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.condition import waiting_messages
+from django_rmq_retry.health.doubts import OF_RUNS, checked_lately
 from django_rmq_retry.health.facts import MOST_RECENT, Survey, Unmigrated, survey
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import blind
 from django_rmq_retry.health.processes import queues_read, readers
 from django_rmq_retry.health.rules import ActingPage, Code, Problem, Severity
 from django_rmq_retry.markup import visible
-from django_rmq_retry.models import LiveStatus
+from django_rmq_retry.models import LiveStatus, ParkedMessage, State
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.wording import number
+
+OLD_LOOK = timedelta(seconds=5)
+"""The age from which a look at the queues is older than what the index says beside it of the database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +67,16 @@ TARGETS: Mapping[ActingPage, ButtonTarget] = {
     ),
     ActingPage.KEYS: ButtonTarget(label=gettext_lazy("Blocked keys"), page="blockedkey_changelist", verb="view_key"),
     ActingPage.REQUEUED: ButtonTarget(
-        label=gettext_lazy("Parked messages"), page="parkedmessage_changelist", verb="view", query="?state=requeued"
+        label=gettext_lazy("Parked messages"),
+        page="parkedmessage_changelist",
+        verb="view",
+        query="?state=requeued&no_outcome=1",
+    ),
+    ActingPage.MESSAGES: ButtonTarget(
+        label=gettext_lazy("Show these messages"), page="parkedmessage_changelist", verb="view"
+    ),
+    ActingPage.HANDLED_AGAIN: ButtonTarget(
+        label=gettext_lazy("Show these messages"), page="livestatus_handled_again", verb="view_status"
     ),
     ActingPage.REQUESTS: ButtonTarget(
         label=gettext_lazy("Approval requests"), page="approvalrequest_changelist", verb="view_request"
@@ -67,11 +86,21 @@ QUEUE = replace(TARGETS[ActingPage.QUEUES], label=gettext_lazy("Open the queue")
 STOPPED_QUEUE = (Code.BREAKER_OPEN, Code.PAUSED, Code.PAUSED_LONG, Code.HALTED, Code.HALTED_LONG)
 """The problems of one work queue, to which the page of queues is narrowed down."""
 ALL_GROUPS = replace(TARGETS[ActingPage.GROUPS], label=gettext_lazy("All error groups"))
+FIRST_MESSAGE = ButtonTarget(
+    label=gettext_lazy("What is known of its first message"), page="queuecontrol_first", verb="view"
+)
+TWICE_IN_RUN = {Code.HANDLED_TWICE: "handled_twice", Code.RUN_PERHAPS_TWICE: "perhaps_twice"}
+"""The lists of the messages that a finding on a requeue run counts."""
+OF_RUN = TARGETS[ActingPage.MESSAGES]
+CHECKED = ButtonTarget(label=gettext_lazy("Checked…"), page="livestatus_checked", verb="discard")
+HAS_ENDED = replace(CHECKED, label=gettext_lazy("It has ended…"))
+"""Where an operator ends a finding that only records a doubt."""
 RUN_BESIDE = ButtonTarget(label=gettext_lazy("Open requeue run %(number)s"), page="requeuerun_change", verb="view_run")
 """The page of a run that a problem of something else names."""
 OF_ONE: Mapping[ActingPage, ButtonTarget] = {
     ActingPage.GROUPS: ButtonTarget(label=gettext_lazy("Open the group"), page="errorgroup_change", verb="view_group"),
     ActingPage.RUN: ButtonTarget(label=gettext_lazy("Open the requeue run"), page="requeuerun_change", verb="view_run"),
+    ActingPage.MESSAGE: ButtonTarget(label=gettext_lazy("Open the message"), page="parkedmessage_change", verb="view"),
     ActingPage.REQUESTS: ButtonTarget(
         label=gettext_lazy("Open the request"), page="approvalrequest_change", verb="view_request"
     ),
@@ -86,6 +115,8 @@ class Need:
     problem: Problem
     buttons: tuple[Button, ...] = ()
     """The first is its button; the others are links to what its sentences name."""
+    following: tuple["Need", ...] = ()
+    """What only follows from it."""
 
     @property
     def is_error(self) -> bool:
@@ -112,29 +143,60 @@ class Need:
             target = replace(QUEUE, query=f"?{urlencode({'q': problem.subject})}")
         if problem.code is Code.OUTBOX_FAILED:
             target = replace(target, query="?state=failed")
+        named: list[tuple[ButtonTarget, tuple[Any, ...]]] = []
+        if one and problem.values.get("mixed"):
+            named.append((one, where))
+            one, target, where = None, TARGETS[page], ()
         runs: Any = problem.values.get("runs", ())
         request_of, behind = problem.values.get("request"), problem.values.get("behind")
-        named = [(RUN_BESIDE, (run,)) for run in runs]
+        named += [(RUN_BESIDE, (run,)) for run in runs]
+        if words := TWICE_IN_RUN.get(problem.code):
+            of_run = replace(OF_RUN, page="requeuerun_outcomes", query=f"?of={words}")
+            named += [(of_run, (problem.subject,))]
+        if group := problem.values.get("group_of_killer"):
+            named.append((OF_ONE[ActingPage.GROUPS], (group,)))
         asked = [(OF_ONE[ActingPage.REQUESTS], (request_of,))] if request_of else []
         # The page of the largest cause leads to no other cause.
         others = [(ALL_GROUPS, ())] if one and problem.values.get("others") else []
-        shown = [(target, where), *named, *others, *asked, *([(TARGETS[ActingPage.KEYS], ())] if behind else [])]
+        first = problem.values.get("first")
+        known = [(replace(FIRST_MESSAGE, query=f"?{urlencode({'queue': problem.subject})}"), ())] if first else []
+        shown = [
+            (target, where),
+            *named,
+            *others,
+            *asked,
+            *known,
+            *([(TARGETS[ActingPage.KEYS], ())] if behind else []),
+            *([(_ended_by_hand(problem), ())] if problem.doubts else []),
+        ]
         buttons = [
             Button(
                 label=str(target.label) % {"number": where[0] if where else ""},
                 address=address(target.page, *where) + target.query,
                 why=refusal(request, target.verb),
-                describes="" if target is RUN_BESIDE else visible(problem.subject),
+                describes="" if target is RUN_BESIDE or page is ActingPage.HANDLED_AGAIN else visible(problem.subject),
             )
             for target, where in shown
         ]
         return cls(problem=problem, buttons=tuple(buttons))
 
 
+def _ended_by_hand(problem: Problem) -> ButtonTarget:
+    target = HAS_ENDED if problem.code is Code.VANISHED_IN_HAND else CHECKED
+    run = {"run": problem.subject} if problem.code in OF_RUNS else {}
+    return replace(target, query=f"?{urlencode({'code': problem.code.name, **run})}")
+
+
 @admin.register(LiveStatus)
 class LiveStatusAdmin(Pages):
     sees = "view_status"
     one_page = True
+
+    def own_urls(self) -> list[URLPattern]:
+        return [
+            self.own_url("handled_again/", "handled_again", partial(handled_again_page, self)),
+            self.own_url("checked/", "checked", partial(checked_page, self)),
+        ]
 
     def list_page(self, request: HttpRequest, **more: Any) -> HttpResponse:
         known = survey(page=True)
@@ -176,7 +238,9 @@ class LiveStatusAdmin(Pages):
             **self._needs(health, request),
             counts=_counts(known) | {"waiting": waiting},
             declared=bool(registry.registrations()),
-            runs=[(run, badge_of(run, seen)) for run in known.runs[:-6:-1]],
+            checks=checked_lately(known.checked, known.at),
+            sees_audit=not refusal(request, "view_audit"),
+            runs=[(run, badge_of(run, seen), sum_of(run)) for run in known.runs[:-6:-1]],
             **activity(request, most=5),
         )
 
@@ -204,6 +268,8 @@ class LiveStatusAdmin(Pages):
         return {
             "status": self.address("livestatus_changelist"),
             "look": seen,
+            "asked_at": known.at,
+            "earlier": known.at - seen.at > OLD_LOOK,
             "shown": seen.last or seen,
             "current": not (seen.unreachable or seen.late),
             **self._needs(health, request),
@@ -218,12 +284,17 @@ class LiveStatusAdmin(Pages):
         The banner above them has the one that the broker is away, and those that only follow from it.
         """
         following = health.following
-        rows = [one for one in health.needs if one is not health.away and one not in following]
-        return {
-            "needs": [Need.of(problem, request, self.address) for problem in rows],
-            "following": [Need.of(problem, request, self.address) for problem in following],
-            "count": len(health.needs) - len(following),
-        }
+        causes = [one for one in health.needs if one not in following]
+        needs = [
+            replace(
+                Need.of(cause, request, self.address),
+                following=tuple(Need.of(one, request, self.address) for one in health.followers(cause)),
+            )
+            for cause in causes
+        ]
+        away = [follower for one in needs if one.problem is health.away for follower in one.following]
+        rows = [one for one in needs if one.problem is not health.away]
+        return {"needs": rows, "following": away, "count": len(causes)}
 
 
 def _health(known: Survey, seen: broker_look.Look) -> Health:
@@ -248,30 +319,31 @@ def _table(rows: Sequence[HandlerRow]) -> dict[str, Any]:
 
 
 def _recent_parts(known: Survey) -> str:
-    """Return which of the messages parked lately are new, and which are parked no longer; empty if it is known of all.
-
-    Of more than were counted only some would be told.
-    """
+    """Return which of the messages parked lately are new, and how many of them are parked now; empty if all are."""
     of = known.parked
-    if of.recent_at_least or not (of.recent_again or of.recent_gone):
-        return ""
-    new, again = of.recent - of.recent_again, of.recent_again
+    new, again, still = of.recent - of.recent_again, of.recent_again, of.recent_still
+    fewer = still is not None and still < of.recent
     parts = (
-        (new, ngettext("%(counter)s new", "%(counter)s new", new)),
-        (again, ngettext("%(counter)s failed again", "%(counter)s failed again", again)),
-        (of.recent_gone, ngettext("%(counter)s parked no longer", "%(counter)s parked no longer", of.recent_gone)),
+        # Where all are new, their number stands above.
+        (bool(again and new), new, ngettext("%(counter)s new", "%(counter)s new", new)),
+        (bool(again), again, ngettext("%(counter)s failed again", "%(counter)s failed again", again)),
+        (fewer, still or 0, ngettext("%(counter)s still parked", "%(counter)s still parked", still or 0)),
     )
-    return " · ".join(text % {"counter": number(count)} for count, text in parts if count)
+    return " · ".join(text % {"counter": number(count)} for told, count, text in parts if told)
 
 
 def _counts(known: Survey) -> dict[str, Any]:
-    """Return the figures of the tiles that need no broker, with one further query."""
+    """Return the figures of the tiles that need no broker, with two further queries."""
     failed = failed_since(known.at - timedelta(minutes=1), most=MOST_RECENT)
+    held = ParkedMessage.objects.using(records_alias()).filter(state=State.ON_HOLD).order_by()
+    ends = list(held.values_list("held_until", flat=True)[: MOST_RECENT + 1])
     return {
+        "held": min(len(ends), MOST_RECENT),
+        "held_at_least": len(ends) > MOST_RECENT,
+        "hold_ends": min(filter(None, ends), default=None),
         "parked": known.parked.count,
         "oldest": known.parked.oldest,
         "recent": known.parked.recent,
-        "recent_at_least": known.parked.recent_at_least,
         "recent_parts": _recent_parts(known),
         "failed": min(failed, MOST_RECENT),
         "failed_at_least": failed > MOST_RECENT,

@@ -12,6 +12,7 @@ from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requi
 from django_rmq_retry.admin.requeue_form import typed_number
 from django_rmq_retry.markup import counted
 from django_rmq_retry.models import RequeueRun, RunState
+from django_rmq_retry.models.runs import HELD
 from django_rmq_retry.parked import requeue_options, run_steering
 from django_rmq_retry.parked.operators import Actor, Refused
 
@@ -38,8 +39,11 @@ def control(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
 
 
-def buttons(pages: Pages, request: HttpRequest, run: RequeueRun) -> list[Button]:
-    """Return the buttons that steer the run, the one that an operator most likely wants first."""
+def buttons(pages: Pages, request: HttpRequest, run: RequeueRun, *, silent: bool) -> list[Button]:
+    """Return the buttons that steer the run, the one that an operator most likely wants first.
+
+    A ``silent`` one, which nobody sends, has no speed to change.
+    """
     address, why = pages.address("requeuerun_control", run.pk), refusal(request, "control")
     shown: list[Button] = []
 
@@ -49,22 +53,29 @@ def buttons(pages: Pages, request: HttpRequest, run: RequeueRun) -> list[Button]
     def act(label: str, action: str, *values: tuple[str, str]) -> None:
         shown.append(Button(label=label, address=address, why=why, post=True, values=(("action", action), *values)))
 
-    if run.state == RunState.PAUSED and _retestable(run):
-        ask(_test_label(run), TEST, "main")
-        ask(_("Resume without a test"), RESUME)
-    elif run.state == RunState.PAUSED:
-        ask(_("Resume"), RESUME, "main")
-    elif run.state in (RunState.RUNNING, RunState.PLANNED):
+    for label, action, kind in _ways_on(run):
+        ask(label, action, kind)
+    if run.state in (RunState.RUNNING, RunState.PLANNED):
         act(_("Pause"), PAUSE)
-    if run.active and run.state != RunState.WAITING:
+    if run.active and run.state != RunState.WAITING and not silent:
         slower = max(round(run.rate / 4), 1)
         if slower < run.rate:
             act(_("Slow to %(rate)d per second") % {"rate": slower}, CHANGE_RATE, ("rate", str(slower)))
         faster = min(round(run.rate * 2), int(requeue_options.FASTEST_RUN_RATE))
-        if faster > run.rate:
+        if faster > run.rate and not (run.state == RunState.PAUSED and _retestable(run)):
             act(_("Speed up to %(rate)d per second") % {"rate": faster}, CHANGE_RATE, ("rate", str(faster)))
+    if run.active and run.state != RunState.WAITING:
         ask(_("Stop"), STOP, "danger")
     return shown
+
+
+def _ways_on(run: RequeueRun) -> list[tuple[str, str, str]]:
+    """Return how a run that stands can go on: labels, actions and kinds of buttons."""
+    if run.state == RunState.PAUSED and _retestable(run):
+        return [(_test_label(run), TEST, "main"), (_("Resume without a test"), RESUME, "")]
+    if run.state == RunState.PAUSED:
+        return [(_("Resume"), RESUME, "main")]
+    return [(_("Send the rest without waiting"), RESUME, "")] if _fits(run, RESUME) else []
 
 
 def run_of(number: str) -> RequeueRun:
@@ -87,12 +98,18 @@ def _steer(run_id: int, actor: Actor, action: str, request: HttpRequest) -> None
 
 
 def _fits(run: RequeueRun, action: str) -> bool:
-    return (action == STOP and run.active) or (action in (RESUME, TEST) and run.state == RunState.PAUSED)
+    held = action == RESUME and run.state == RunState.RUNNING and run.wait in HELD
+    return held or (action == STOP and run.active) or (action in (RESUME, TEST) and run.state == RunState.PAUSED)
 
 
 def _retestable(run: RequeueRun) -> bool:
     """Return True if it has failed, and a message can show whether the cause is gone before the others are sent."""
-    return run.wait in run_steering.RETESTABLE and run.unsent > 1
+    return run.wait in run_steering.RETESTABLE and run.unsent > 1 and run.tested_late is None
+
+
+def _unproven(run: RequeueRun) -> bool:
+    """Return True if the others would be sent though a message has failed, or none has shown that they succeed."""
+    return _retestable(run) or (run.wait in run_steering.SILENT and run.tested_late is None)
 
 
 def _missing_reason(request: HttpRequest, run: RequeueRun, action: str) -> str:
@@ -102,7 +119,8 @@ def _missing_reason(request: HttpRequest, run: RequeueRun, action: str) -> str:
 
 
 def _needs_reason(run: RequeueRun, action: str) -> bool:
-    return action == STOP or (action == RESUME and run.wait in run_steering.RETESTABLE)
+    failed = run.wait in run_steering.RETESTABLE and run.tested_late is None
+    return action == STOP or (action == RESUME and failed)
 
 
 def _test_label(run: RequeueRun) -> str:
@@ -128,7 +146,7 @@ def _ask(pages: Pages, request: HttpRequest, run: RequeueRun, action: str, wrong
         run=run,
         action=action,
         effect=_effect(run, action),
-        warning=run.get_wait_display() if action == RESUME and _retestable(run) else "",
+        warning=run.get_wait_display() if action == RESUME and _unproven(run) else "",
         reason_needed=_needs_reason(run, action),
         wrong={"reason": wrong} if wrong else {},
         **context,

@@ -1,6 +1,7 @@
 """The timeline of a message, its tracebacks and the activity of operators."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,7 +13,9 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin import labels
-from django_rmq_retry.attempts.history import NO_FAILURE, handlings
+from django_rmq_retry.attempts.history import NO_FAILURE, WITHHELD, handlings
+from django_rmq_retry.health.begun import Begun
+from django_rmq_retry.health.doubts import finding_of
 from django_rmq_retry.markup import time_span
 from django_rmq_retry.models import (
     Action,
@@ -25,6 +28,7 @@ from django_rmq_retry.models import (
     ParkedMessage,
     RequestState,
     RequeueItem,
+    State,
 )
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked import missed_discards
@@ -46,9 +50,13 @@ CHANGED: Mapping[str, Any] = {
     Action.ASK: gettext_lazy("Approval asked for by %(name)s"),
     Action.APPROVE: gettext_lazy("Approved by %(name)s"),
     Action.REJECT: gettext_lazy("Rejected by %(name)s"),
+    Action.CHECK: gettext_lazy("Checked by %(name)s"),
 }
-"""Actions that changed the message's state, or were meant to; a view of the message is not among them."""
+"""Actions that changed what is known of the message, or were meant to; a view of it is not among them."""
+WITHDRAWN = gettext_lazy("Withdrawn by %(name)s")
 OF_REQUESTS = (Action.ASK, Action.APPROVE, Action.REJECT)
+GAVE_UP = re.compile(r"Gave up after (\d+) attempts?")
+REDELIVERED = re.compile(r"Redelivered (\d+) times after its workers")
 CLOCK_DIFFERENCE = timedelta(minutes=1)
 """The most by which the clocks of two hosts may differ: a message is parked after the attempt that parked it."""
 EVENT_STEP = timedelta(microseconds=1)
@@ -58,6 +66,7 @@ SIGNS = {
     "failed": "✕",
     "succeeded": "✓",
     "spared": "↷",
+    "begun": "!",
     "waited": "…",
     "action": "●",
     "sent": "→",
@@ -112,8 +121,13 @@ def trace_of(attempt: Attempt) -> Trace | None:
     return Trace(attempt=attempt, causes=causes) if causes else None
 
 
-def latest(fingerprint: str, *, traced: bool) -> tuple[Trace | None, list[tuple[str, datetime | None]]]:
+def latest(
+    fingerprint: str, handlers: Collection[str], *, traced: bool
+) -> tuple[Trace | None, list[tuple[str, datetime | None]]]:
     """Return the newest traceback of a group and the deploys of its newest attempts, by one query.
+
+    The traceback is one of these handlers, whose messages are parked, if one of their attempts is among the newest; if
+    another handler failed after them, this needs a second query.
 
     Each deploy has the time since when it was seen, newest first; None for the oldest, which may have begun earlier.
     """
@@ -121,15 +135,18 @@ def latest(fingerprint: str, *, traced: bool) -> tuple[Trace | None, list[tuple[
     # Read the chain of one row only, because a chain is long.
     newest = [When(pk=Subquery(attempts.values("pk")[:1]), then=F("chain"))] if traced else []
     newest_chain = Case(*newest, default=Value(None), output_field=JSONField(null=True))
-    few = attempts.only("identity", "started_at", "host", "pid", "deploy").annotate(newest_chain=newest_chain)
-    rows = list(few[:MOST_ATTEMPTS_READ])
+    few = attempts.only("identity", "handler", "started_at", "host", "pid", "deploy")
+    rows = list(few.annotate(newest_chain=newest_chain)[:MOST_ATTEMPTS_READ])
     since: dict[str, datetime | None] = {attempt.deploy: attempt.started_at for attempt in rows if attempt.deploy}
     if len(rows) == MOST_ATTEMPTS_READ and rows[-1].deploy:
         since[rows[-1].deploy] = None
     if not rows or not traced:
         return None, list(since.items())[:MOST_DEPLOYS]
-    rows[0].chain = rows[0].newest_chain
-    return trace_of(rows[0]), list(since.items())[:MOST_DEPLOYS]
+    shown = next((row for row in rows if row.handler in handlers), rows[0])
+    shown.chain = shown.newest_chain
+    if shown.pk != rows[0].pk:
+        shown.chain = Attempt.objects.filter(pk=shown.pk).values_list("chain", flat=True).first()
+    return trace_of(shown), list(since.items())[:MOST_DEPLOYS]
 
 
 def _causes(chain: Any) -> Iterator[TraceCause]:
@@ -177,11 +194,12 @@ def timeline(
     retries: Iterable[EarlyRetry],
     *,
     requests: Sequence[ApprovalRequest] = (),
+    begun: Iterable[Begun] = (),
 ) -> list[TimelineEvent]:
     """Return all events; attempts arrive newest first, and only the newest is unfolded."""
     events = [*_own(message, attempts), *_actions(message, actions), *_sent(items, attempts), *_sent_early(retries)]
     events += [*_left_out(items, actions), *_ended_requests(message, requests, actions)]
-    events += _earlier_parkings(message, attempts)
+    events += [*_earlier_parkings(message, attempts), *_begun(begun)]
     again = handlings(attempts)[1:]
     for place, attempt in enumerate(attempts):
         events += _attempt(attempt, newest=place == 0, again=attempt in again)
@@ -227,11 +245,35 @@ def _put_together(same: Sequence[TimelineEvent]) -> Iterator[TimelineEvent]:
     yield TimelineEvent(at=same[0].at, kind="failed", title=title % {"numbers": shown}, same=tuple(same))
 
 
+def deaths_in_words(detail: str) -> str:
+    """Return how often the workers of a message died with it; empty if the detail of its parking does not say so."""
+    came_back = REDELIVERED.match(detail)
+    if came_back is None:
+        return ""
+    count = int(came_back[1])
+    text = ngettext(
+        "At least %(count)d time a worker took it and stopped, or lost its connection.",
+        "At least %(count)d times a worker took it and stopped, or lost its connection.",
+        count,
+    )
+    return text % {"count": count}
+
+
+def _detail_in_words(detail: str) -> str:
+    """Return why a consumer parked a message, which it writes in English, with the common beginning translated."""
+    gave_up = GAVE_UP.match(detail)
+    if gave_up is None:
+        return detail
+    count = int(gave_up[1])
+    text = ngettext("Gave up after %(count)d attempt", "Gave up after %(count)d attempts", count) % {"count": count}
+    return f"{text}{detail[gave_up.end() :]}"
+
+
 def _own(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[TimelineEvent]:
     ended = next((attempt.ended_at for attempt in _parking(attempts)), None)
     if message.published_at:
         yield TimelineEvent(at=message.published_at, kind="published", title=_("Published"))
-    text = message.detail or message.error_text
+    text = deaths_in_words(message.detail) or _detail_in_words(message.detail) or message.error_text
     at = message.parked_at
     if ended is not None and at <= ended < at + CLOCK_DIFFERENCE:
         at = ended + EVENT_STEP
@@ -270,20 +312,28 @@ def _attempt(attempt: Attempt, *, newest: bool, again: bool) -> Iterator[Timelin
         text = _("Next attempt after %(span)s") % {"span": time_span(attempt.wait)}
         yield TimelineEvent(at=ended + EVENT_STEP, kind="waited", title=text)
     values: dict[str, Any] = {"number": attempt.number}
+    text = f"{attempt.error}: {attempt.error_text}" if attempt.error_text else attempt.error
     kind, title = "failed", _("Attempt %(number)d failed")
+    came_again = _("Delivered before to a consumer that did not acknowledge it")
+    if attempt.redelivered:
+        text = f"{came_again}. {text}" if text else came_again
     if attempt.interrupted:
         title = _("Attempt %(number)d failed; parking was interrupted, and the broker delivered the message again")
     if attempt.verdict == DUPLICATE.name:
         kind, title = "spared", _("Delivered again, and not handled again (once=True)")
+    elif attempt.verdict == WITHHELD:
+        kind, title = "spared", _("A copy came and was dropped, not handled")
+        text = _("Its status then: %(state)s") % {"state": dict(State.choices).get(attempt.reason, attempt.reason)}
     elif succeeded:
         kind, title = "succeeded", _("Handled again: attempt %(number)d succeeded")
         if not again:
             title = _("Attempt %(number)d succeeded")
+            text = came_again if attempt.redelivered else text
     yield TimelineEvent(
         at=ended,
         kind=kind,
         title=title % values,
-        text=f"{attempt.error}: {attempt.error_text}" if attempt.error_text else attempt.error,
+        text=text,
         attempt=attempt,
         trace=trace_of(attempt),
         spans=trace_link(attempt.traceparent),
@@ -296,13 +346,13 @@ def _actions(message: ParkedMessage, actions: Iterable[OperatorAction]) -> Itera
         if action.action in CHANGED:
             keys = key_change_in(action.details, message.pk)
             changed = _("Business key: %(change)s") % {"change": keys} if keys else ""
-            title = CHANGED[action.action] % {"name": action.who}
+            title = (WITHDRAWN if action.withdraws else CHANGED[action.action]) % {"name": action.who}
             yield TimelineEvent(
                 at=action.at,
                 kind="action",
                 title=title,
                 request=action.details.get("request") if action.action in OF_REQUESTS else None,
-                text=" · ".join(filter(None, (changed, labels.action_reason(action)))),
+                text=" · ".join(filter(None, (changed, finding_of(action), labels.action_reason(action)))),
             )
 
 
@@ -346,6 +396,12 @@ def _ended_requests(
 def _run_text(item: RequeueItem) -> str:
     """Return the operator's reason for the run, and why it was not confirmed."""
     return " · ".join(filter(None, (item.run.reason, str(item.get_skip_code_display()))))
+
+
+def _begun(begun: Iterable[Begun]) -> Iterator[TimelineEvent]:
+    for one in begun:
+        text = _("It was lost before it could say what it had done: that may have been done.")
+        yield TimelineEvent(at=one.at, kind="begun", title=_("Begun by %(process)s") % {"process": one}, text=text)
 
 
 def _sent_early(retries: Iterable[EarlyRetry]) -> Iterator[TimelineEvent]:

@@ -48,7 +48,8 @@ class AlertFinding:
             code=problem.code.name,
             subject=problem.subject,
             severity=problem.severity,
-            count=problem.count,
+            # Of several queues it counts the queues, and of one the messages: an alert tells of messages.
+            count=int(str(problem.values.get("ready", problem.count))),
             text=_line(problem.text),
             since=problem.since,
             why=_line(problem.why),
@@ -59,19 +60,21 @@ class AlertFinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class AlertFindings:
     """The findings of one moment that the settings want to be told, the most harmful first."""
 
     findings: tuple[AlertFinding, ...]
     blind: bool = False
     """True if the broker did not answer, so that nothing is known of its queues."""
+    following: frozenset[str] = frozenset()
+    """The keys of what only follows from a finding: no alert tells of it, nor that it is over."""
 
 
 class Unseen(Exception):
     """The database did not answer, so nothing is known."""
 
 
-def find(wanted: Alerts) -> Found:
+def find(wanted: Alerts) -> AlertFindings:
     away = (RmqRetryError, OSError, ImproperlyConfigured)
     seen = look(_opened, timeout=ALERT_PATIENCE_SECONDS, limits=Limits(), away=away)
     if seen.survey is None:
@@ -80,10 +83,13 @@ def find(wanted: Alerts) -> Found:
     known = {problem.code for problem in (*seen.of_database, seen.away) if problem}
     found: dict[str, AlertFinding] = {}
     for problem in seen.of_severity(least):
-        if problem.code.name not in wanted.without:
+        if problem.code.name not in wanted.without and problem not in seen.following:
             finding = AlertFinding.of(problem, of_queues=problem.code not in known)
             found.setdefault(finding.key, finding)
-    return Found(findings=tuple(found.values()), blind=seen.away is not None)
+    following = frozenset(AlertFinding.of(one, of_queues=True).key for one in (*seen.following, *seen.absorbed))
+    return AlertFindings(
+        findings=tuple(found.values()), blind=seen.away is not None, following=following - found.keys()
+    )
 
 
 @contextmanager

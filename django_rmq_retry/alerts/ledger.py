@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from django_rmq_retry.alerts.found import AlertFinding, Found
+from django_rmq_retry.alerts.found import AlertFinding, AlertFindings
 from django_rmq_retry.health.rules import Severity
 
 LASTS_SECONDS = 20.0
@@ -82,11 +82,11 @@ class Ledger:
     def rows(self) -> dict[str, dict[str, Any]]:
         return {key: asdict(entry) for key, entry in self._entries.items()}
 
-    def due(self, found: Found, now: float) -> list[Alert]:
+    def due(self, found: AlertFindings, now: float) -> list[Alert]:
         """Note what was found, and return the alerts that are due: at most one of a finding in one window."""
         return [*self._of_found(found, now), *self._of_gone(found, now)]
 
-    def _of_found(self, found: Found, now: float) -> Iterator[Alert]:
+    def _of_found(self, found: AlertFindings, now: float) -> Iterator[Alert]:
         for finding in found.findings:
             entry = self._entries.get(finding.key)
             if entry is None:
@@ -98,8 +98,8 @@ class Ledger:
             if event and self._free(entry, now) and now >= entry.seen_at + LASTS_SECONDS:
                 yield _alert(event, finding, entry)
 
-    def _of_gone(self, found: Found, now: float) -> Iterator[Alert]:
-        lasting = {finding.key for finding in found.findings}
+    def _of_gone(self, found: AlertFindings, now: float) -> Iterator[Alert]:
+        lasting = {finding.key for finding in found.findings} | found.following
         for key, entry in list(self._entries.items()):
             if key in lasting or (found.blind and entry.of_queues):
                 continue

@@ -10,7 +10,7 @@ from django.db.models import Q, QuerySet
 from django.utils import translation
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.alerts.found import Found, Unseen, find
+from django_rmq_retry.alerts.found import AlertFindings, Unseen, find
 from django_rmq_retry.alerts.ledger import Alert, Ledger
 from django_rmq_retry.alerts.ways import TimeLimitedWay, ways
 from django_rmq_retry.conf import Alerts, settings
@@ -40,7 +40,7 @@ class AlertWatcher(Recurring):
         self,
         *,
         with_connections: Callable[[], AbstractContextManager[object]] = nullcontext,
-        look: Callable[[Alerts], Found] = find,
+        look: Callable[[Alerts], AlertFindings] = find,
         out: Sequence[TimeLimitedWay] | None = None,
     ) -> None:
         super().__init__("rmq-alerts")

@@ -15,6 +15,7 @@ QUERY = {"heartbeat": "heartbeat", "blocked_connection_timeout": "blocked_timeou
 HOW = "Write amqp://user:password@host:5672/vhost"
 ENCODE = "Percent-encode these characters in user, password and virtual host: / as %2F, # as %23, ? as %3F, @ as %40"
 _HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
+_NEXT_URL = re.compile(r";(?=[a-z]+://)")
 _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 __all__ = ["Access", "Host", "Secret", "Tls"]
@@ -89,6 +90,8 @@ def _read(url: str) -> Url:
     scheme, mark, rest = url.partition("://")
     if mark and scheme == EMBEDDED:
         return Url(scheme=EMBEDDED, folder=_folder(rest))
+    if scheme == "pyamqp":  # Celery's name for it
+        scheme = "amqp"
     if not mark or scheme not in PORTS:
         raise ConfigurationError(f"The broker's URL must begin with amqp://, amqps:// or embedded://. {HOW}.")
     if "#" in rest:
@@ -134,6 +137,8 @@ def _host(place: str, port: int) -> Host:
 
 
 def _vhost(path: str) -> str:
+    if path == "/":  # Celery's amqp://host//
+        return path
     if "/" in path:
         raise ConfigurationError(
             "The virtual host in the broker's URL contains a '/': write it as %2F. "
@@ -254,8 +259,7 @@ class Access:
                 cls.parse(asked(), password=password, tls=tls, **options),
                 source=lambda: cls.parse(asked(), password=password, tls=tls, **options),
             )
-        given = [url] if isinstance(url, (str, Secret)) else list(url)
-        urls = [read_url(one if isinstance(one, Secret) else Secret(one)) for one in given]
+        urls = [read_url(one) for one in _each(url)]
         if not urls:
             raise ConfigurationError("The list of broker URLs is empty; name at least one.")
         first = urls[0]
@@ -276,6 +280,13 @@ class Access:
             return access
         asked_for = password
         return replace(access, source=lambda: replace(access, password=Secret(asked_for())))
+
+
+def _each(url: str | Secret | Iterable[str | Secret]) -> list[Secret]:
+    """Return URLs given one by one, or in one text divided by semicolons, as in Celery."""
+    given = [url] if isinstance(url, (str, Secret)) else list(url)
+    texts = (one.reveal() if isinstance(one, Secret) else one for one in given)
+    return [Secret(part) for text in texts for part in _NEXT_URL.split(text)]
 
 
 def _agree(urls: Sequence[Url]) -> None:

@@ -112,6 +112,12 @@ class Connection(pika.SelectConnection):
         most = self.params.channel_max or MAX_CHANNELS
         return len(self.services.channels) >= most - min(SPARE_CHANNELS, most // 2)
 
+    @property
+    def all_written(self) -> bool:
+        """True if the socket has taken all that was said: what waits is written only while the loop runs."""
+        transport = self.services.transport
+        return transport is None or not transport.get_write_buffer_size()
+
     def channel(self, *, on_open_callback: Callable[[Channel], object]) -> Channel:  # type: ignore[override]  # narrower
         inner = super().channel(on_open_callback=lambda _inner: on_open_callback(channel))
         channel = Channel(self.services, inner)

@@ -147,6 +147,12 @@ class Line:
         """True if unacked messages are returned only by closing the channel, which keeps their place in the queue."""
         return self.ordered or self.keyed
 
+    @property
+    def comes_again(self) -> bool:
+        """True if the broker delivers unsettled messages again; False if it forgets them, maybe with their queue."""
+        queues = self.temporary.queues.values() if self.temporary is not None else ()
+        return self.in_order or not (self.auto_ack or any(one.exclusive or one.auto_delete for one in queues))
+
 
 class Receiver(Protocol):
     """The object that receives deliveries; each method is called on the I/O thread and must return immediately."""

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import WeakSet
 
-from pika.adapters.select_connection import IOLoop
-
 from django_rmq_retry.amqp.pika_logs import hide_pika_logs, show_pika_logs
+from django_rmq_retry.amqp.transport import IoLoop
 from django_rmq_retry.errors import MessageUnsent
 from django_rmq_retry.messages.message import Message
 
@@ -22,6 +21,8 @@ log = logging.getLogger("django_rmq_retry")
 Timer: TypeAlias = object
 """A running timer of an `IoThread`, for ``cancel``."""
 Call = Callable[[], None]
+CATCH_UP_SECONDS = 5.0
+"""The longest time that others wait for a loop that was frozen."""
 
 
 class Loop(Protocol):
@@ -38,7 +39,7 @@ class IoThread:
     """A thread with an event loop. ``call`` may be used from any thread, ``later`` and ``cancel`` only on this one."""
 
     def __init__(self, name: str) -> None:
-        self.loop = IOLoop()
+        self.loop = IoLoop()
         self.pid = os.getpid()
         self._calls: deque[Call] = deque()
         self._woken = False
@@ -90,6 +91,15 @@ class IoThread:
         else:
             self._unanswered += 1
         return self._unanswered
+
+    def catch_up(self) -> None:
+        """Let a loop see what came while the process was frozen, before another thread goes on; quick otherwise."""
+        if not self.loop.asleep() or self.current or not self.alive:
+            return
+        caught_up = threading.Event()
+        # At the end of the turn after this one, which may have looked at its sockets before.
+        self.call(lambda: self.loop.add_callback_threadsafe(lambda: self.loop.at_end_of_turn.append(caught_up.set)))
+        caught_up.wait(CATCH_UP_SECONDS)
 
     def at_end(self, call: Call) -> None:
         """Run a function when the loop has ended, for any reason; immediately if it has ended already."""

@@ -81,8 +81,11 @@ class Copier:
         self.wait(lambda: len(self._pending) < MOST_UNCONFIRMED)
 
     def settle(self) -> None:
-        """Wait until all copies are confirmed."""
-        self.wait(lambda: not self._pending)
+        """Wait until all copies are confirmed and the acks of their originals are written.
+
+        The next use of the connection may be far: an original whose ack waits for it would return, a second time.
+        """
+        self.wait(lambda: not self._pending and self._session.connection.all_written)
 
     def wait(self, ready: Callable[[], object]) -> None:
         """Run the loop until ``ready()``; raise CopyFailed if the broker does not accept a copy."""

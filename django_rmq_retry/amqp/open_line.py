@@ -32,6 +32,9 @@ class Owner(Protocol):
 
     def arrived(self, delivery: Delivery) -> None: ...
 
+    def catch_up(self) -> None:
+        """Let the I/O thread look first, if the process was frozen: the broker may have closed the connection."""
+
     def opened(self, line: "OpenLine") -> None:
         """Accept a quarantine line that is open; ``subscribe`` lets it consume."""
 
@@ -81,6 +84,11 @@ class OpenLine:
     @property
     def open(self) -> bool:
         return self._open and self._channel is not None and self._channel.is_open and self._connection.is_open
+
+    @property
+    def stale(self) -> bool:
+        self._owner.catch_up()
+        return not self.open and self.line.comes_again
 
     @property
     def ready(self) -> bool:

@@ -10,7 +10,6 @@ from django_rmq_retry.amqp.open_line import OpenLine
 from django_rmq_retry.amqp.protocol import Channel
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.session import NamedDeclaration, passively
-from django_rmq_retry.topology.declarations import QueueDeclaration
 
 
 def report_emptiness(lines: Sequence[OpenLine], callback: Callable[[bool], None]) -> None:
@@ -32,11 +31,14 @@ class ExistenceCheck:
     """Calls back once with what is missing, unless the connection is lost. What is not shown counts as existing."""
 
     def __init__(
-        self, connection: Connection, named: Iterable[NamedDeclaration], callback: Callable[[list[str]], None]
+        self,
+        connection: Connection,
+        named: Iterable[NamedDeclaration],
+        callback: Callable[[list[NamedDeclaration]], None],
     ) -> None:
         self._connection = connection
         self._left = deque(named)
-        self._missing: list[str] = []
+        self._missing: list[NamedDeclaration] = []
         self._callback = callback
         self._next()
 
@@ -67,6 +69,5 @@ class ExistenceCheck:
             return
         asked = self._left.popleft()
         if Refusal(reason.reply_code, reason.reply_text).missing:
-            kind = "queue" if isinstance(asked, QueueDeclaration) else "exchange"
-            self._missing.append(f"{kind} {asked.name!r}")
+            self._missing.append(asked)
         self._next()

@@ -33,7 +33,8 @@ class Doubt(StrEnum):
 
     CONSUMERS = (
         "A message that is still unacked at a consumer, or that is on its way as a dead letter, would be lost; only "
-        'the management API (RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]) could see it. Are all consumers stopped?'
+        'the management API (RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]) could see it. Are all consumers of the queue '
+        "stopped?"
     )
     # While RabbitMQ deletes a queue, for some milliseconds, it still routes messages to it, and confirms them when the
     # queue is gone; neither `if-empty` nor the count in the answer covers them. No AMQP method closes a queue. A policy

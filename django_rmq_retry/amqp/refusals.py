@@ -17,7 +17,7 @@ from pika.exceptions import (
 )
 
 from django_rmq_retry.amqp.contracts import Cause, PublishEnd, PublishResult, Scope
-from django_rmq_retry.errors import RmqRetryError
+from django_rmq_retry.errors import OWNER_DECLARES, RmqRetryError
 from django_rmq_retry.messages.message import Message
 
 FORBIDDEN, MISSING, LOCKED, UNEQUAL, NOT_ALLOWED = 403, 404, 405, 406, 530
@@ -29,6 +29,7 @@ _ACCESS = re.compile(
     r"(?:vhost|exchange).* refused for user '(?P<user>.*?)'",
     re.DOTALL,
 )
+NO_AMQP = "the server there closed the connection without an answer in AMQP 0-9-1"
 _AWAY = ("home node", "timeout", "is down or inaccessible")
 
 # The broker names these causes only in its text, which may be cut off: it sends at most 255 bytes.
@@ -120,6 +121,10 @@ def above(size: int, limit: int) -> str:
     return f"{size} bytes are above the broker's {limit}"
 
 
+def no_exchange(exchange: str) -> str:
+    return f"exchange {exchange!r} does not exist"
+
+
 def channel_closed(code: int, text: str, *, message: Message, alone: bool) -> PublishResult:
     """Return the result of a message that was unconfirmed on a channel that the broker closed.
 
@@ -128,7 +133,7 @@ def channel_closed(code: int, text: str, *, message: Message, alone: bool) -> Pu
     """
     missing = _NO_EXCHANGE.search(text)
     if missing is not None and missing["exchange"] == message.exchange:
-        gone = f"exchange {message.exchange!r} does not exist"
+        gone = no_exchange(message.exchange)
         kind, scope = (PublishEnd.RETURNED, Scope.MESSAGE) if alone else (PublishEnd.UNKNOWN, Scope.CHANNEL)
         return PublishResult(kind=kind, scope=scope, cause=Cause.NO_EXCHANGE, code=code, text=gone)
     limit, size = limit_in(text), len(message.body)
@@ -165,7 +170,7 @@ def refusal_in(error: object) -> str:
     # pika keeps only the text of its cause. A broker that is just starting or stopping also resets connections.
     if isinstance(error, IncompatibleProtocolError) and ConnectionResetError.__name__ not in str(error):
         # Whether another protocol was spoken or nothing was said cannot be told apart: pika drops what it cannot read.
-        return "the server there closed the connection without an answer in AMQP 0-9-1"
+        return NO_AMQP
     return ""
 
 
@@ -203,13 +208,14 @@ def _in_words(error: object, text: str) -> str:
     return "it does not use AMQP 0-9-1" if isinstance(error, IncompatibleProtocolError) else ""
 
 
-def unrecoverable(reason: BaseException | str, *, granted: bool) -> tuple[str, str] | None:
+def unrecoverable(reason: BaseException | str, *, granted: bool, external: bool = False) -> tuple[str, str] | None:
     """Return the problem and the fix if subscribing again cannot help; None if it may."""
     if not isinstance(reason, ChannelClosedByBroker) or granted:
         return None
     text = reason.reply_text
     if Refusal(reason.reply_code, text).missing:
-        return "it does not exist", "Declare it with `manage.py rmq_declare`."
+        fix = f"It {OWNER_DECLARES}" if external else "Declare it with `manage.py rmq_declare`."
+        return "it does not exist", fix
     if "inequivalent" in text:
         return f"it was declared otherwise ({text})", "Delete the old queue, or give this one another name."
     if reason.reply_code == FORBIDDEN and "exclusive" not in text:

@@ -11,7 +11,7 @@ from django_rmq_retry.amqp.address import Access, Host
 from django_rmq_retry.amqp.connection import Connection, parameters
 from django_rmq_retry.amqp.pika_logs import hide_pika_logs, show_pika_logs
 from django_rmq_retry.amqp.protocol import Channel
-from django_rmq_retry.amqp.refusals import Refusal, cause_of, error_text, refusal_in
+from django_rmq_retry.amqp.refusals import NO_AMQP, Refusal, cause_of, error_text, refusal_in
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Server
 
@@ -119,9 +119,10 @@ class Session:
                 return connection
             cause = cause_of(connection)
             refusal = refusal_in(cause)
-            if refusal:
+            # A proxy whose brokers are all down accepts a connection and ends it: that is an outage.
+            if refusal and refusal != NO_AMQP:
                 raise BrokerRefused(self.access.shown, refusal)
-            failures.append(f"{host}: {error_text(cause)}")
+            failures.append(f"{host}: {refusal or error_text(cause)}")
         raise BrokerUnreachable(self.access.shown, "; ".join(failures))
 
     def _dial(self, host: Host) -> Connection | BaseException:

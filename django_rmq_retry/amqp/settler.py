@@ -72,6 +72,9 @@ class SettledLine(Protocol):
     @property
     def open(self) -> bool: ...
 
+    @property
+    def stale(self) -> bool: ...
+
     def ack(self, deliveries: Iterable[Delivery], /) -> None: ...
 
     def instruct(self, delivery: Delivery, instruction: Instruction, /) -> None: ...
@@ -173,7 +176,7 @@ class Settler:
             line: SettledLine = delivery.token[0]  # a call of line_of would cost more
             if settlement is DONE:
                 acks.setdefault(line, []).append(delivery)
-            elif not line.open:
+            elif line.stale:
                 _lose(settlement)
             elif settlement.hold:
                 self._hold(delivery, settlement)
@@ -229,7 +232,7 @@ class Settler:
         def done(result: PublishResult) -> None:
             self._copies.end(number)
             line = line_of(delivery)
-            if not line.open:
+            if line.stale:
                 if not result.confirmed:
                     _lose(settlement)
                 return

@@ -24,6 +24,7 @@ from django_rmq_retry.amqp.session import NamedDeclaration
 from django_rmq_retry.amqp.settler import Settler
 from django_rmq_retry.errors import QueueUnusable, TopologyMissing
 from django_rmq_retry.messages.message import Delivery, Settlement
+from django_rmq_retry.topology.declarations import QueueDeclaration
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -52,8 +53,10 @@ class PikaSource:
         patient: bool = False,
     ) -> None:
         self._io = io
+        self.catch_up = io.catch_up
         self._needs = tuple(needs)
         """The queues and exchanges that must exist before consuming starts; checked until all were found once."""
+        self._external = {one.name for one in self._needs if one.existing}
         self._link = Link(io, access, purpose="consume", opened=self._opened, lost=self._lost, refused=self._failed)
         self._answers = answers_on(io, access, publisher)
         self._settler = Settler(io, publisher, answer=self._answers.send, again=self.arrived, renew=self._renew)
@@ -166,7 +169,8 @@ class PikaSource:
             return
         tries = self._tries[queue] = self._tries.get(queue, 0) + 1
         existed = queue in self._granted or (queue in self._existing and not forbidden(reason))
-        verdict = unrecoverable(reason, granted=existed and tries < MOST_SUBSCRIBE_TRIES)
+        granted = existed and tries < MOST_SUBSCRIBE_TRIES
+        verdict = unrecoverable(reason, granted=granted, external=queue in self._external)
         if verdict is not None:
             self._failed(QueueUnusable(queue, verdict[0], advice=verdict[1]))
             return
@@ -182,9 +186,10 @@ class PikaSource:
         else:
             self._open_lines()
 
-    def _checked(self, missing: list[str]) -> None:
+    def _checked(self, missing: list[NamedDeclaration]) -> None:
         if missing:
-            self._failed(TopologyMissing(missing))
+            external = [_named(one) for one in missing if one.existing]
+            self._failed(TopologyMissing(list(map(_named, missing)), external=external))
             return
         self._needs = ()
         self._open_lines()
@@ -319,3 +324,8 @@ class PikaSource:
             callback(False)  # noqa: FBT003 - the answer
         else:
             report_emptiness(lines, callback)
+
+
+def _named(declaration: NamedDeclaration) -> str:
+    kind = "queue" if isinstance(declaration, QueueDeclaration) else "exchange"
+    return f"{kind} {declaration.name!r}"

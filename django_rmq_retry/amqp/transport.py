@@ -2,17 +2,51 @@
 
 import socket
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from pika.adapters.select_connection import IOLoop
 from pika.adapters.utils.nbio_interface import AbstractIOReference, AbstractStreamProtocol, AbstractStreamTransport
 from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapter
 
 MOST_READ_BYTES = MOST_WRITTEN_BYTES = 65536
 _TLS_READS = 4
 """Reads for each readable event with TLS, where one read returns at most one record of 16 KiB."""
+_READS_AFTER_FREEZE = 1024
+"""Reads for each readable event after a freeze: behind all that came meanwhile may be the end of the connection."""
+ASLEEP_SECONDS = 10.0
+"""Seconds since a loop's last turn after which the whole process was asleep: a turn waits five at most."""
 _NOT_NOW = (BlockingIOError, InterruptedError)
+
+
+class IoLoop(IOLoop):
+    """An event loop at the end of whose turns transports write, without asking it whether their sockets take bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_end_of_turn: deque[Callable[[], None]] = deque()
+        self.turned = self._ended = time.monotonic()
+        """The time of the end of the last turn that has looked at its sockets for certain."""
+        self.frozen = False
+        """True if the process was frozen during the last turn."""
+
+    def process_timeouts(self) -> None:
+        """Run what follows the events of a turn, which may write, then write."""
+        super().process_timeouts()
+        while self.at_end_of_turn:
+            self.at_end_of_turn.popleft()()
+        now = time.monotonic()
+        # A turn in which the process was frozen may have looked at no socket: a poll that SIGCONT interrupts is over.
+        self.frozen = now - self._ended >= ASLEEP_SECONDS
+        if not self.frozen:
+            self.turned = now
+        self._ended = now
+
+    def asleep(self) -> bool:
+        """Return True if its last turn is so long ago that the process was frozen meanwhile; for any thread."""
+        return time.monotonic() - self.turned >= ASLEEP_SECONDS
 
 
 class Transport(AbstractStreamTransport):
@@ -29,6 +63,8 @@ class Transport(AbstractStreamTransport):
         self._out: deque[bytes | memoryview] = deque()
         self._size = 0
         self._open = True
+        loop = services.get_native_ioloop()
+        self._loop = loop if isinstance(loop, IoLoop) else None
         # During a TLS key update a read may have to wait for a writable socket, and a write for a readable one.
         self._read_when_writable = self._write_when_readable = False
         services.set_reader(self._fd, self._readable)
@@ -58,14 +94,18 @@ class Transport(AbstractStreamTransport):
         idle = not self._out
         self._out.append(data)
         self._size += len(data)
-        if idle:
+        if not idle:
+            return
+        if self._loop is not None:
+            self._loop.at_end_of_turn.append(self._flush)
+        else:
             self._services.set_writer(self._fd, self._writable)
 
     def _readable(self) -> None:
         if self._write_when_readable:
             self._write_when_readable = False
             self._services.set_writer(self._fd, self._writable)
-        for _ in range(self._reads):
+        for _ in range(_READS_AFTER_FREEZE if self._loop is not None and self._loop.frozen else self._reads):
             if not self._open or not self._read():
                 return
         if isinstance(self._sock, ssl.SSLSocket) and self._open and self._sock.pending():
@@ -98,6 +138,17 @@ class Transport(AbstractStreamTransport):
         if self._read_when_writable:
             self._read_when_writable = False
             self._readable()
+        self._write()
+        if self._open and (not self._out or self._write_when_readable):
+            self._services.remove_writer(self._fd)
+
+    def _flush(self) -> None:
+        """Write what the socket takes now. Nearly always that is all, and it need not be watched."""
+        self._write()
+        if self._open and self._out and not self._write_when_readable:
+            self._services.set_writer(self._fd, self._writable)
+
+    def _write(self) -> None:
         while self._open and self._out:
             piece = self._next_piece()
             sent = self._send(piece)
@@ -105,8 +156,6 @@ class Transport(AbstractStreamTransport):
             if sent < len(piece):
                 self._out.appendleft(memoryview(piece)[sent:] if sent else piece)
                 break
-        if self._open and (not self._out or self._write_when_readable):
-            self._services.remove_writer(self._fd)
 
     def _next_piece(self) -> bytes | memoryview:
         """Remove and return the bytes of the next system call; bounded, because unsent bytes are joined again."""

@@ -1,7 +1,7 @@
 """The attempts of a message, and the messages that wait for their next one."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -20,16 +20,16 @@ from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.stamp import HIGHEST_COUNT
 from django_rmq_retry.models import Attempt, ParkedMessage
 from django_rmq_retry.policies.verdict import ACK, DUPLICATE
-from django_rmq_retry.statements import in_slices
+from django_rmq_retry.statements import with_one_of
 
-NO_FAILURE = (ACK.name, DUPLICATE.name)
-"""Verdicts of attempts that did not fail: the handler ran to its end, or had done so before and was not run again."""
+WITHHELD = "withheld"
+"""The verdict on a copy that was not run, because its message was parked or handled meanwhile."""
+NO_FAILURE = (ACK.name, DUPLICATE.name, WITHHELD)
+"""Verdicts of attempts that did not fail: the handler ran to its end, or was not run."""
 LONGEST_ATTEMPT = timedelta(hours=1)
 """The longest attempt whose failure is looked for by its start."""
-READ_AT_ONCE = 1000
-"""The messages whose attempts one query counts."""
 LAST_ATTEMPTS = 500
-"""If none of the attempts that were written last ended lately, no other one did."""
+"""If most of the attempts that were written last ended earlier, all other ones did."""
 COUNTS_AS_WAITING = timedelta(hours=1)
 """Time for which a message still counts as waiting after its retry is due: consumers may be stopped, or busy."""
 
@@ -115,7 +115,7 @@ def count_attempts(
     The message itself reports those of one copy only, and the history of two copies has those of both. Of a message
     without an id the first cycle counts as it reports it: the history has those of equal messages too.
     """
-    cycle = max(record.parked_cycle, 1)
+    cycle, reported = max(record.parked_cycle, 1), record.attempts
     if known is None:
         rows = attempts_of(record).order_by().values_list("cycle", "verdict").annotate(n=Count("pk"))
         stored = Counter({(row[0], row[1]): row[2] for row in rows})
@@ -123,12 +123,14 @@ def count_attempts(
         stored = Counter((one.cycle, one.verdict) for one in known)
     if not record.message_id and cycle == 1:
         stored = Counter({pair: count for pair, count in stored.items() if pair[0] > 1})
+        reported = _reported(record)
     by_cycle = Counter[int]()
-    for (number, _verdict), count in stored.items():
-        by_cycle[number] += count
+    for (number, verdict), count in stored.items():
+        if verdict != WITHHELD:
+            by_cycle[number] += count
     missing = lost.count if lost else 0
     failures = sum(count for pair, count in stored.items() if pair[0] == cycle and pair[1] not in NO_FAILURE)
-    failed = max(failures + missing, record.attempts)
+    failed = max(failures + missing, reported)
     by_cycle[cycle] += failed - failures
     return AttemptCounts(by_cycle=sorted(by_cycle.items()), failed=failed)
 
@@ -146,8 +148,7 @@ def failures_of(records: Sequence[ParkedMessage]) -> dict[int, int]:
     # Of a message without an id the first cycle counts as it reports it.
     named = [one.identity for one in records if one.message_id or one.parked_cycle > 1]
     stored: dict[tuple[str, int], Mapping[str, Any]] = {}
-    for some in in_slices(named, READ_AT_ONCE):
-        rows = Attempt.objects.filter(identity__in=some).exclude(verdict__in=NO_FAILURE).order_by()
+    for rows in with_one_of(Attempt.objects.exclude(verdict__in=NO_FAILURE).order_by(), "identity", named):
         counted = rows.values("identity", "cycle").annotate(
             n=Count("pk"), numbers=Count("number", distinct=True), last=Max("number")
         )
@@ -163,7 +164,8 @@ def _failures(record: ParkedMessage, stored: Mapping[str, Any] | None) -> int:
         numbers = next((found["n"] for found in failures_counted(record)), 0)
     missing = 0 if record.requeued_since else max(reported - numbers, 0)
     failures: int = known["n"]
-    return max(failures + missing, record.attempts)
+    nameless = not record.message_id and record.parked_cycle <= 1
+    return max(failures + missing, reported if nameless else record.attempts)
 
 
 class _Ended(Func):
@@ -190,9 +192,9 @@ def failed_since(since: datetime, *, most: int) -> int:
     rows = Attempt.objects.filter(started_at__gte=since - LONGEST_ATTEMPT).exclude(verdict__in=NO_FAILURE)
     ended = rows.annotate(ended=_Ended("started_at", "seconds")).order_by("-pk")
     lately = Count("pk", filter=Q(ended__gte=since))
-    few = ended[:LAST_ATTEMPTS].aggregate(n=lately)["n"]
+    few = int(ended[:LAST_ATTEMPTS].aggregate(n=lately)["n"])
     # While few messages fail, which is nearly always, the others need not be read.
-    return int(ended[: most + 1].aggregate(n=lately)["n"] if few else 0)
+    return few if few < LAST_ATTEMPTS / 2 else int(ended[: most + 1].aggregate(n=lately)["n"])
 
 
 def first_failure(record: ParkedMessage, began: datetime | None, seconds: float | None) -> datetime | None:
@@ -216,7 +218,17 @@ def _reported(record: ParkedMessage) -> int:
     return max(record.attempts, min(rejections(headers, record.queue), HIGHEST_COUNT))
 
 
+def last_attempts(identities: Collection[str]) -> QuerySet[Attempt]:
+    """Return the last attempt of each of these messages."""
+    rows = Attempt.objects.filter(identity__in=identities).exclude(_with_later())
+    return rows.defer("chain", "logs", "error_text")
+
+
 def waiting(at: datetime, *, overdue: timedelta = COUNTS_AS_WAITING) -> QuerySet[Attempt]:
     """Return the last attempts of messages that wait for a retry, the soonest ``next_at`` first."""
-    later = Attempt.objects.filter(identity=OuterRef("identity"), started_at__gt=OuterRef("started_at"))
-    return Attempt.objects.filter(next_at__gt=at - overdue).exclude(Exists(later)).order_by("next_at", "pk")
+    return Attempt.objects.filter(next_at__gt=at - overdue).exclude(_with_later()).order_by("next_at", "pk")
+
+
+def _with_later() -> Exists:
+    """Match the attempts after which the same message was attempted again."""
+    return Exists(Attempt.objects.filter(identity=OuterRef("identity"), started_at__gt=OuterRef("started_at")))

@@ -15,7 +15,7 @@ from django.db import router
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.attempts import captured_log
-from django_rmq_retry.handlers.business_keys import first_business_key
+from django_rmq_retry.handlers.business_keys import known_keys
 from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.grouping import named_by_handler, ruled
 from django_rmq_retry.handlers.ticket import Ticket
@@ -99,7 +99,6 @@ class AttemptRow(NamedTuple):
     queue: str
     handler: str
     message_id: str
-    business_key: str
     cycle: int
     number: int
     started_at: datetime
@@ -118,6 +117,15 @@ class AttemptRow(NamedTuple):
     thread: str
     deploy: str
     traceparent: str
+    redelivered: bool
+    published_at: datetime | None
+
+
+class NameRow(NamedTuple):
+    identity: str
+    value: str
+    folded: str
+    at: datetime
 
 
 class AttemptDraft(NamedTuple):
@@ -131,7 +139,8 @@ class AttemptDraft(NamedTuple):
     place: str
     """The place of the handler's function."""
     message_id: str
-    business_key: str
+    keys: Sequence[str]
+    """The business keys, if the message is to be tried again, or was delivered more than once."""
     body: bytes
     identity: str
     """Computed immediately if the body is too large to keep; otherwise empty."""
@@ -146,6 +155,8 @@ class AttemptDraft(NamedTuple):
     ticket: Ticket | None
     thread: str
     traceparent: str
+    redelivered: bool
+    published_at: datetime | None
     size: int
     """Approximate memory, in bytes."""
 
@@ -153,19 +164,21 @@ class AttemptDraft(NamedTuple):
 def draft_of(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | None = None) -> AttemptDraft:
     """Return the draft of an attempt; called on the thread that made the attempt."""
     delivery, error = attempt.delivery, attempt.error
-    named, large = message_id(delivery) or "", len(delivery.body) > KEPT_BODY_BYTES
+    name, large = message_id(delivery) or "", len(delivery.body) > KEPT_BODY_BYTES
     traced = () if error is None else trace(error, projects_own)
     logs = "" if error is None else captured_log.text()
     body = b"" if large else delivery.body
-    key = first_business_key(attempt.subscription, delivery, error) if attempt.verdict.kind in WAITING else ""
+    redelivered = attempt.redelivered
+    named = redelivered or attempt.verdict.kind in WAITING
+    keys = known_keys(attempt.subscription, delivery, error) if named else ()
     return AttemptDraft(
         queue=delivery.queue,
         handler=attempt.subscription.name if attempt.subscription else "",
         place=attempt.subscription.place if attempt.subscription else "",
-        message_id=named,
-        business_key=key,
+        message_id=name,
+        keys=keys,
         body=body,
-        identity=attempt_identity(delivery.queue, named, delivery.body) if large else "",
+        identity=attempt_identity(delivery.queue, name, delivery.body) if large else "",
         number=delivery.attempt,
         ended=database_clock.epoch(router.db_for_write(parked.Attempt)) if ended is None else ended,
         seconds=attempt.seconds,
@@ -177,6 +190,8 @@ def draft_of(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | 
         ticket=ticket,
         thread=threading.current_thread().name,
         traceparent=attempt.traceparent,
+        redelivered=redelivered,
+        published_at=database_clock.published_at(delivery.properties) if redelivered else None,
         size=DRAFT_BYTES + len(body) + len(logs) + sum([len(cause.text) for cause in traced]),
     )
 
@@ -198,7 +213,6 @@ class RowBuilder:
             short(draft.queue, COLUMN_BYTES),
             short(draft.handler, COLUMN_BYTES),
             short(draft.message_id, COLUMN_BYTES),
-            draft.business_key,
             min(draft.ticket.cycle, LARGEST_INTEGER) if draft.ticket else 1,
             min(draft.number, LARGEST_INTEGER),
             database_clock.stored(ended - draft.seconds),
@@ -217,7 +231,15 @@ class RowBuilder:
             short(draft.thread, 100),
             self.deploy,
             draft.traceparent,
+            draft.redelivered,
+            draft.published_at,
         )
+
+
+def names_of(draft: AttemptDraft, row: AttemptRow) -> list[NameRow]:
+    """Return the names by which a search finds the message of a row."""
+    names = dict.fromkeys(filter(None, (row.message_id, *draft.keys)))
+    return [NameRow(row.identity, name, parked.folded(name), row.started_at) for name in names]
 
 
 def _fingerprint(draft: AttemptDraft) -> str:

@@ -83,6 +83,11 @@ class BreakerGate:
         self.first_read = threading.Event()
         """Set after the first attempt to read the shared state."""
 
+    @property
+    def halted(self) -> frozenset[str]:
+        """The queues that some process has halted, as read last."""
+        return frozenset(queue for queue, local in self._queues.items() if local.stored.halted)
+
     def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | None:
         """If the queue is paused or its breaker is open, return the settlement that puts the message back uncounted."""
         local = self._queues[subscription.queue.name]

@@ -2,16 +2,19 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 
 from django.db import Error
-from django.db.models import QuerySet
+from django.db.models import Q
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.queue_state import Halt
 from django_rmq_retry.breakers.table import controls_alias
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.recurring import LastingFailures
@@ -23,7 +26,7 @@ REPORT_SECONDS = 5.0
 ELSEWHERE_SECONDS = 3.0
 """Seconds after which a message that was returned to its queue does not come again to the consumer that had it."""
 STALE_HALT = timedelta(seconds=30)
-"""The time after which a consumer that has stopped reporting counts as gone."""
+"""The time without a report after which it is only known that a queue was halted."""
 _ERROR_BYTES = 600
 NOT_HALTED = {"halted_at": None, "halted_seen_at": None} | dict.fromkeys(
     ("halted_message", "halted_key", "halted_error"), ""
@@ -31,15 +34,24 @@ NOT_HALTED = {"halted_at": None, "halted_seen_at": None} | dict.fromkeys(
 """The columns of a queue that is not halted."""
 
 
-def halted(now: datetime | None = None, *, lost: datetime | None = None) -> tuple[QueueControl, ...]:
-    """Return the queues that are halted now, by the clock of the database.
+def halted(now: datetime | None = None) -> tuple[QueueControl, ...]:
+    """Return the halted queues. Without a consumer that reports it, a halt lasts: its message is still the first one.
 
-    If no consumer has reached the broker since ``lost``, nothing has moved since then: they are those of that time.
+    It ends with a message of the queue that a consumer settles. If no handler reads the queue any more, none will.
     """
     alias = controls_alias()
-    at = lost or now or database_clock.now(alias)
+    reported = Q(halted_seen_at__gt=(now or database_clock.now(alias)) - STALE_HALT)
     rows = QueueControl.objects.using(alias).filter(halted_at__isnull=False)
-    return tuple(rows.filter(halted_seen_at__gt=at - STALE_HALT).order_by("queue"))
+    # With handlers that do not fit, nobody knows which queues they read, so all halts are told.
+    with suppress(ConfigurationError):
+        rows = rows.filter(reported | Q(queue__in=[one.queue.name for one in registry.work_queues()]))
+    return tuple(rows.order_by("queue"))
+
+
+def known_last(row: QueueControl, now: datetime) -> datetime | None:
+    """Return when a halt was reported last if no consumer reports it now, else None."""
+    seen = row.halted_seen_at
+    return None if seen and seen > now - STALE_HALT else seen or row.halted_at
 
 
 class Halts:
@@ -53,6 +65,7 @@ class Halts:
         holds: Callable[[str], bool],
         let_go: Callable[[str], None],
         connected: Callable[[], bool] = lambda: True,
+        moved_on: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._halts = halts
         self._who = who
@@ -62,6 +75,10 @@ class Halts:
         """Called with a queue whose message has gone: another process may have it."""
         self._connected = connected
         """Returns False while this process has no connection: its reports stay, as what is known last."""
+        self._moved_on = moved_on
+        """Returns the halted queues of which this process has settled a message since the last call."""
+        self._moved: set[str] = set()
+        """Those of them whose halt is not ended in the table yet."""
         self._reported: dict[str, tuple[int, float]] = {}
         self._counted: dict[str, tuple[str | None, int]] = {}
         """The message that halted each queue last, and how many of its attempts here are in the table."""
@@ -71,20 +88,21 @@ class Halts:
 
     def report(self) -> None:
         """Write the changes; a failed write is retried at the next call and does not prevent the other writes."""
+        self._moved.update(self._moved_on())
+        now, halted_now = time.monotonic(), {halt.queue: halt for halt in self._halts()}
+        errors = [_error_of(partial(self._clear, queue)) for queue in self._moved - halted_now.keys()]
         if not self._connected():
             self._unheld.clear()
-            return
-        now, halted_now = time.monotonic(), {halt.queue: halt for halt in self._halts()}
-        gone = {queue for queue in halted_now if self._is_gone(queue, now)}
-        errors = [_error_of(partial(self._leave, queue)) for queue in gone]
-        errors += [_error_of(partial(self._clear, queue)) for queue in self._reported.keys() - halted_now.keys()]
-        for queue in halted_now.keys() - gone:
-            halt = halted_now[queue]
+            halted_now = {}
+        for queue, halt in halted_now.items():
             attempt, at = self._reported.get(queue, (0, 0.0))
-            if halt.attempt != attempt or now - at >= REPORT_SECONDS:
+            if self._is_gone(queue, now):
+                self._leave(queue)
+            elif queue in self._moved or halt.attempt != attempt or now - at >= REPORT_SECONDS:
                 errors.append(_error_of(partial(self._write, halt)))
                 if errors[-1] is None:
                     self._reported[queue] = halt.attempt, now
+                    self._moved.discard(queue)
         failed = [error for error in errors if error]
         if failed and self._failures.begins():
             log.warning(
@@ -101,26 +119,15 @@ class Halts:
         return now - self._unheld.setdefault(queue, now) >= ELSEWHERE_SECONDS
 
     def _leave(self, queue: str) -> None:
-        """Report a queue no more; the start of its halt stays, in case the same message fails in another process."""
-        if queue in self._reported:
-            self._mine(queue).update(halted_seen_at=None)
-            del self._reported[queue]
+        """Report a queue no more: its message fails in another process next, or is settled there."""
+        self._reported.pop(queue, None)
         del self._unheld[queue]
         self._let_go(queue)
 
     def _clear(self, queue: str) -> None:
-        self._mine(queue).update(**NOT_HALTED)
-        del self._reported[queue]
-
-    def end(self) -> None:
-        """Mark the queues as no longer halted here; the start is kept in case the same message fails again."""
-        if not self._connected():
-            return
-        for queue in self._reported:
-            self._mine(queue).update(halted_seen_at=None)
-
-    def _mine(self, queue: str) -> QuerySet[QueueControl]:
-        return QueueControl.objects.using(controls_alias()).filter(queue=queue, halted_by=self._who)
+        QueueControl.objects.using(controls_alias()).filter(queue=queue).update(**NOT_HALTED)
+        self._moved.discard(queue)
+        self._reported.pop(queue, None)
 
     def _write(self, halt: Halt) -> None:
         alias = controls_alias()

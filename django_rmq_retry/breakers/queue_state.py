@@ -39,6 +39,8 @@ class QueueState:
     since: float = 0.0
     until: float | None = None
     circuit: Circuit = CLOSED
+    halted: bool = False
+    """True if its first message failed, and none was settled since, as far as it is known."""
 
     def is_paused(self, now: float) -> bool:
         """Return True while an operator's pause keeps the queue from being consumed."""

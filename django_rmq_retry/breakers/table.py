@@ -8,14 +8,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import IntegrityError, connections, router, transaction
+from django.db import IntegrityError, router, transaction
 from django.db.models import Q
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.queue_state import Flow, QueueState
 from django_rmq_retry.breakers.rates import AHEAD_SECONDS, first_free
-from django_rmq_retry.models import HandlerRate, QueueControl
+from django_rmq_retry.models import ApprovalRequest, HandlerRate, QueueControl
 from django_rmq_retry.policies.breaker import CLOSED, Circuit
+from django_rmq_retry.statements import missing_tables
 
 MOST_UPDATES = 20
 
@@ -36,6 +37,12 @@ def now() -> float:
 def stopped(queues: Iterable[str], at: float) -> list[QueueState]:
     """Return the states of the queues that an operator or a breaker has stopped at the given time."""
     return [one for one in states(queues).values() if one.state(at) is not Flow.FLOWING]
+
+
+def all_stopped(at: float) -> list[QueueState]:
+    """Return the states of all queues that an operator or a breaker has stopped at the given time, by one query."""
+    rows = QueueControl.objects.using(router.db_for_read(QueueControl)).stopped(datetime.fromtimestamp(at, UTC))
+    return [state_of(row) for row in rows]
 
 
 def state_of(row: QueueControl) -> QueueState:
@@ -60,6 +67,7 @@ def state_of(row: QueueControl) -> QueueState:
         since=_epoch(row.since) or 0.0,
         until=_epoch(row.until),
         circuit=circuit,
+        halted=row.halted_at is not None,
     )
 
 
@@ -96,19 +104,24 @@ class BreakerTable:
     def is_missing(self) -> bool:
         """Return True if the database has no such table, or the project has no database."""
         try:
-            connection = connections[controls_alias()]
-            return QueueControl._meta.db_table not in connection.introspection.table_names()  # noqa: SLF001 - documented
+            return bool(missing_tables([QueueControl], controls_alias()))
         except ImproperlyConfigured:
             return True
 
     def put(self, queue: str, circuit: Circuit, who: str) -> None:
-        """Write this process's state of a breaker. A successful probe closes it even if another process is probing."""
+        """Write this process's state of a breaker. A successful probe closes it even if another process is probing.
+
+        Requests to close it are over then: nobody needs to decide on them.
+        """
         rows = QueueControl.objects.using(controls_alias())
         rows.get_or_create(queue=queue)
         changed = rows.filter(queue=queue)
         if circuit.opened:
             changed = changed.filter(Q(opened=False) | Q(prober=who))
         changed.update(**columns_of(circuit))
+        if not circuit.opened:
+            requests = ApprovalRequest.objects.using(router.db_for_write(ApprovalRequest))
+            requests.breaker_closed(queue, database_clock.now(requests.db))
 
     def claim(self, queue: str, who: str, *, now: float, until: float, most: float) -> bool:
         """Claim the next probe; return True on success. Times over ``most`` seconds ahead are from a wrong clock."""

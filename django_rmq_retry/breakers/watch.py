@@ -52,7 +52,6 @@ class Watch(Recurring):
                 self._halts.report()
                 if last:
                     self._gate.end()
-                    self._halts.end()
         except Exception:
             log.exception(
                 "Breakers and pauses could not be exchanged with the database. The next exchange is in %g s",

@@ -20,6 +20,7 @@ from django_rmq_retry.policies.backoff import MOST_WAITS_LOOKED_AT
 from django_rmq_retry.policies.carriers import AckFirst
 from django_rmq_retry.policies.policy import RetryThenPark, StopTheLine
 from django_rmq_retry.policies.verdict import error_types
+from django_rmq_retry.statements import missing_tables
 
 DAY_SECONDS = 86400.0
 TABLE = "rmq_retry_inboxentry"
@@ -190,8 +191,7 @@ def _no_table(check: Callable[..., CheckMessage], number: str, alias: str, names
 
 def _has_table(alias: str, model: type[Model]) -> bool:
     try:
-        with connections[alias].cursor() as cursor:
-            return model._meta.db_table in connections[alias].introspection.table_names(cursor)  # noqa: SLF001 - documented
+        return not missing_tables([model], alias)
     except Error:
         # The caller of the check reports that the database is unreachable.
         return True

@@ -35,15 +35,19 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.contracts import Gate
 from django_rmq_retry.handlers.layout import homes_of, needed
 from django_rmq_retry.handlers.subscription import WorkQueue
+from django_rmq_retry.health.doubts import end_doubts
 from django_rmq_retry.health.processes import tidy_vanished
 from django_rmq_retry.inbox import retention
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.inbox.once_batch import once_batch
 from django_rmq_retry.inbox.retention import EntryRetention
+from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.ordering.gate import OrderGate
 from django_rmq_retry.ordering.keys import SEARCH_SECONDS, unblock_resolved
 from django_rmq_retry.parked.retention import delete_old
 from django_rmq_retry.parked.store import RecordStore
+from django_rmq_retry.parked.withheld import withheld
+from django_rmq_retry.policies.verdict import Verdict
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.telemetry.meter import Meter
 from django_rmq_retry.topology.declarations import Server
@@ -76,7 +80,9 @@ def consumer(
     pace = RateGate(work_queues, RateTable(), now=seconds)
     surroundings = _surroundings(events, recorder, (breaker_gate, pace, OrderGate()), meter)
     access, opened = settings.access(port_of=Keeper().port), broker_connections.connections
-    source = PikaSource(opened.io("rmq-io"), access, opened.publisher, needs=needed(work_queues))
+    source = PikaSource(
+        opened.io("rmq-io"), access, opened.publisher, needs=needed(work_queues, extra=settings.topology)
+    )
     made = Consumer(
         work_queues,
         source,
@@ -102,6 +108,7 @@ def consumer(
         holds=source.holds,
         let_go=events.let_go,
         connected=lambda: made.lost_since is None,
+        moved_on=lambda: events.moved_on(breaker_gate.halted),
     )
     watch = Watch(breaker_gate, halts, with_connections=FreshConnections)
     return ConsumerWithThreads(consumer=made, watch=watch, heartbeat=heartbeat, recorder=recorder)
@@ -119,6 +126,7 @@ def _surroundings(
         acked=None if meter is None else meter.acked,
         keep=(lambda _kept: None) if recorder is None else recorder.buffer.add,
         unparked=None if recorder is None else recorder.unparked,
+        withheld=(lambda _delivery: None) if recorder is None else partial(_withheld, recorder),
         clock=time.monotonic,
         now_ms=partial(epoch_ms, _clock()),
         chance=random.random,
@@ -135,6 +143,11 @@ def _surroundings(
         gates=gates,
         hooks=hooks.project_hooks() if settings.around else None,
     )
+
+
+def _withheld(recorder: Recorder, delivery: Delivery) -> Verdict | None:
+    """Ask the database of a copy; while it is known to be away, only one from quarantine waits for its answer."""
+    return None if recorder.buffer.away and not delivery.quarantined else withheld(delivery)
 
 
 def _refusal(work_queues: Sequence[WorkQueue], broker: Server) -> str | None:
@@ -181,6 +194,7 @@ def drainer(queues: Sequence[str]) -> Drainer:
             ),
             Chore(name="Unblocking ordering keys", every=SEARCH_SECONDS, run=unblock_resolved),
             Chore(name="Deletion of consumers that have vanished", every=MINUTE_SECONDS, run=tidy_vanished),
+            Chore(name="Ending the doubts of requeue runs", every=MINUTE_SECONDS, run=end_doubts),
         ),
     )
     return Drainer([Line(queue=name, prefetch=DRAINER_PREFETCH) for name in queues], parts)

@@ -43,9 +43,9 @@ from django_rmq_retry.handlers.verdicts import crashed, feasible, lost_by_auto_a
 from django_rmq_retry.hooks import AroundAttempt, Entered, context_of
 from django_rmq_retry.messages.codecs import decoded, untyped
 from django_rmq_retry.messages.header_names import PREFIX_BYTES
-from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
+from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement, message_id
 from django_rmq_retry.messages.reasons import Reason
-from django_rmq_retry.messages.stamp import at_origin, has_history, stamp_of
+from django_rmq_retry.messages.stamp import at_origin, has_history, may_be_second, stamp_of
 from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.policies.policy import Failure
 from django_rmq_retry.policies.verdict import ACK, Kind, Verdict, park, retry
@@ -132,12 +132,8 @@ class AttemptPipeline:
         if subscription is None:
             self._decline(state, None, no_handler(state.delivery, self._work_queues[state.arrival.queue]))
             return None
-        if not state.without_headers:
-            if state.delivery.redelivered and self._isolate(state, subscription):
-                return None
-            if PREFIX_BYTES in state.delivery.raw and (settlement := next_hop(state.delivery, subscription)):
-                state.settlement = settlement
-                return None
+        if not state.without_headers and self._leaves_unrun(state, subscription):
+            return None
         # Count the attempts that the carrier knows, and those made while the message was unacked.
         state.number = state.earlier + (
             1 if state.without_headers else subscription.policy.via.attempt(subscription.route, state.delivery)
@@ -160,6 +156,31 @@ class AttemptPipeline:
         state.subscription = subscription
         return subscription
 
+    def _leaves_unrun(self, state: AttemptState, subscription: Subscription) -> bool:
+        """Settle a second copy, a message that may kill its worker, or one on its next hop; return False for others."""
+        delivery = state.delivery
+        if delivery.quarantined and self._withheld(state, subscription):
+            return True
+        if delivery.redelivered and self._isolate(state, subscription):
+            return True
+        if PREFIX_BYTES in delivery.raw and (settlement := next_hop(delivery, subscription)):
+            state.settlement = settlement
+            return True
+        return not delivery.quarantined and self._withheld(state, subscription)
+
+    def _withheld(self, state: AttemptState, subscription: Subscription) -> bool:
+        """Settle a copy whose message was parked or handled meanwhile; return False for any other message.
+
+        One with an ordering key may block its key, and each process has its own copy of a broadcast message.
+        """
+        asked = not (subscription.order_by or subscription.queue.named_by_broker) and may_be_second(state.delivery)
+        verdict = self._surroundings.withheld(state.delivery) if asked else None
+        if verdict is not None:
+            _number_by_failures(state)
+            # No handler makes this attempt, so neither the copy nor the journals name one.
+            self._decline(state, None, verdict)
+        return verdict is not None
+
     def _isolate(self, state: AttemptState, subscription: Subscription) -> bool:
         """Quarantine or park a message that may have killed its worker; return False for any other message.
 
@@ -173,7 +194,7 @@ class AttemptPipeline:
         if crash is None or subscription.order_by:
             return False
         if quarantine is not None and crash.kind is Kind.RETRY:
-            state.settlement = copied_to(delivery, quarantine)
+            state.settlement = copied_to(delivery, quarantine, subscription)
             self._note(state, subscription, crash)
             return True
         _number_by_failures(state)
@@ -215,7 +236,8 @@ class AttemptPipeline:
             if answer is not None:
                 state.settlement = answer
                 return True
-        return False
+        # A gate may have waited for its database longer than the connection has lived.
+        return is_dropped(state)
 
     def _enter_hooks(self, state: AttemptState, subscription: Subscription) -> Entered | None:
         """Enter the hooks of the setting AROUND; they are left with the verdict, once the attempt is recorded."""
@@ -318,14 +340,22 @@ class AttemptPipeline:
         return verdict
 
     def _record(self, state: AttemptState, subscription: Subscription) -> None:
-        """Note the attempt in the journals; a successful first attempt only if a journal asks for those."""
+        """Note the attempt in the journals; a successful first one only if a journal asks for it, or it comes again."""
         if state.hooked is not None:
             state.hooked.verdict, state.hooked.error = state.verdict, state.error
-        first = (state.without_headers and state.number == 1) or not has_history(state.delivery)
+        # The broker delivers it again.
+        stale = state.arrival.is_stale
+        repeated = stale and state.verdict is ACK
+        if repeated:
+            _warn_of_repeat(state, subscription)
+        first = (state.without_headers and state.number == 1) or not (
+            state.delivery.redelivered or has_history(state.delivery)
+        )
         # Evaluated for every message: a generator would take three times as long.
-        wanted = state.verdict is not ACK or not first or any([one.notes_acks for one in self._surroundings.journals])  # noqa: C419
+        asked = any([one.notes_acks for one in self._surroundings.journals])  # noqa: C419
+        wanted = state.verdict is not ACK or repeated or not first or asked
         if wanted or subscription.judged is not None:
-            self._note(state, subscription, state.verdict)
+            self._note(state, subscription, state.verdict, stale=stale)
         elif self._surroundings.acked is not None:
             self._surroundings.acked(subscription, self._surroundings.clock() - state.began, state.delivery.raw)
 
@@ -421,7 +451,7 @@ class AttemptPipeline:
         subscription = state.subscription = self._work_queues[state.arrival.queue].presumed(state.delivery)
         state.delivery = replace(state.delivery, attempt=state.number, key=state.key)
         detail = f"{_begun(state)}: {ErrorNote.of(error)}"
-        verdict = park(Reason.UNSETTLED, detail, ErrorNote.of(error), counted=False)
+        verdict = park(_unsettled_reason(state), detail, ErrorNote.of(error), counted=False)
         with self._surroundings.with_connections():
             self._settle_by(state, subscription, verdict, as_bytes=True)
             state.error = error
@@ -457,7 +487,9 @@ class AttemptPipeline:
         self._settle_by(state, subscription, verdict)
         self._note(state, subscription, state.verdict)
 
-    def _note(self, state: AttemptState, subscription: Subscription | None, verdict: Verdict) -> None:
+    def _note(
+        self, state: AttemptState, subscription: Subscription | None, verdict: Verdict, *, stale: bool | None = None
+    ) -> None:
         finished = FinishedAttempt(
             delivery=state.delivery,
             verdict=verdict,
@@ -466,6 +498,7 @@ class AttemptPipeline:
             error=state.error,
             answer=None if state.outcome is None else state.outcome[0],
             traceparent=state.traceparent,
+            stale=state.arrival.is_stale if stale is None else stale,
         )
         if subscription is not None and subscription.judged is not None:
             self._tell(subscription.judged, finished)
@@ -516,7 +549,8 @@ class AttemptPipeline:
                 # A copy that fails in the connection would be sent again without end.
                 self._surroundings.check(settlement.copy)
         except Exception as broken:  # noqa: BLE001 - whatever fails here, the original bytes can be parked
-            self._set_verdict(state, subscription, unsettled(broken, state.verdict), as_bytes=True)
+            verdict = unsettled(broken, state.verdict, _unsettled_reason(state))
+            self._set_verdict(state, subscription, verdict, as_bytes=True)
             return settlement_of(state.verdict, self._case(state, subscription, as_bytes=True))
         return settlement
 
@@ -530,6 +564,11 @@ class AttemptPipeline:
             traceparent=state.traceparent,
             as_bytes=as_bytes,
         )
+
+
+def _unsettled_reason(state: AttemptState) -> Reason:
+    """Return the reason to park a message that cannot be settled: its handler may have succeeded all the same."""
+    return Reason.HANDLED if state.outcome is not None and state.outcome[1] is None else Reason.UNSETTLED
 
 
 def _begun(state: AttemptState) -> str:
@@ -550,6 +589,25 @@ def _hung_state(run: TimedRun, now: float) -> AttemptState:
     else:
         state.subscription, state.outcome = run.subscription, (None, run.error())
     return state
+
+
+def is_dropped(state: AttemptState) -> bool:
+    """Return True, and settle nothing, for a message that the broker delivers again because its line has closed."""
+    if not state.arrival.is_stale:
+        return False
+    state.settlement = DONE
+    return True
+
+
+def _warn_of_repeat(state: AttemptState, subscription: Subscription) -> None:
+    if subscription.once:
+        return
+    log.warning(
+        "Handler %s has handled message %r, but its connection was lost meanwhile: RabbitMQ delivers it again, and it "
+        "may be handled twice",
+        *(subscription.name, message_id(state.arrival)),
+        extra={"event": "handled_unacked", "queue": state.arrival.queue},
+    )
 
 
 def skip_crashed(state: AttemptState, crash: Verdict) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NoReturn, TypeAlias
 
-from django_rmq_retry.consumer.attempt import AttemptPipeline, skip_crashed
+from django_rmq_retry.consumer.attempt import AttemptPipeline, is_dropped, skip_crashed
 from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.consumer.deadlines import HandlerAbandoned
 from django_rmq_retry.handlers.call import BatchFailed, OnceState, Unready, alone, closed
@@ -155,9 +155,9 @@ class BatchPipeline(AttemptPipeline):
     def _may_run_again(
         self, state: AttemptState, subscription: Subscription, over: dict[AttemptState, LastStep]
     ) -> bool:
-        """Prepare a message for another call: the last one may have changed its data, or have opened its breaker."""
+        """Prepare a message for another call: the last one may have changed its data or opened its breaker."""
         try:
-            if self._turned_away(state, subscription):
+            if is_dropped(state) or self._turned_away(state, subscription):
                 over[state] = _nothing
                 return False
             delivery = state.delivery
@@ -209,7 +209,7 @@ class BatchPipeline(AttemptPipeline):
 
 
 def _nothing() -> None:
-    """Do nothing: a gate has settled the message."""
+    """Do nothing: the message is settled, or comes again."""
 
 
 def _throw(error: BaseException) -> NoReturn:

@@ -96,8 +96,6 @@ class Consumer:
         self._source = source
         self._pipeline = pipeline
         self._in_order = frozenset(line.queue for line in self._lines if line.in_order)
-        self._forgotten = frozenset(line.queue for line in self._lines if line.auto_ack)
-        """The queues whose messages the broker forgets as it sends them: they never come again."""
         self._slow = SlowHandlers()
         self._limits = limits
         self._watchers = watchers
@@ -281,7 +279,7 @@ class Consumer:
 
         admitted: list[Delivery] = []
         for delivery in deliveries:
-            if self._comes_again(delivery):
+            if delivery.is_stale:
                 self._follow(self._sequencer.done(delivery))
             elif quota is None or quota.admits(delivery):
                 admitted.append(delivery)
@@ -302,7 +300,7 @@ class Consumer:
 
     def _attempt_and_settle(self, delivery: Delivery) -> Delivery | None:
         """Make an attempt and settle it; return the next message that waited behind it, or None."""
-        if self._comes_again(delivery):
+        if delivery.is_stale:
             return self._sequencer.done(delivery)
         quota = self._quota
         if quota is not None and not quota.admits(delivery):
@@ -318,10 +316,6 @@ class Consumer:
         # Not only handlers and hooks may fork: so may a policy's function, or a receiver of a signal.
         forks.end_since(forked)
         return self._settle(delivery, settlement)
-
-    def _comes_again(self, delivery: Delivery) -> bool:
-        """True if its connection was lost before it began: begun now, it would run here and where it comes again."""
-        return delivery.is_stale and delivery.queue not in self._forgotten
 
     def _not_admitted(self, delivery: Delivery, quota: Quota) -> Delivery | None:
         following = self._sequencer.keep(delivery)

@@ -3,7 +3,8 @@
 import logging
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from django_rmq_retry import forks, signals
 from django_rmq_retry.breakers.queue_state import Halt
@@ -51,6 +52,9 @@ class Events:
         self._observers = tuple(observers)
         self._notified = (self._count, _write, *self._observers)
         self._halts: dict[str, Halt] = {}
+        self._halted_elsewhere: frozenset[str] = frozenset()
+        self._moved_on: set[str] = set()
+        """The halted queues of which a message was settled here."""
         self._lock = threading.Lock()
         self.counts: dict[Kind, int] = dict.fromkeys(Kind, 0)
         self._counts_acks = counts_acks
@@ -63,7 +67,8 @@ class Events:
 
     @property
     def notes_acks(self) -> bool:
-        return self._counts_acks or bool(self._observers or self._halts) or log.isEnabledFor(logging.INFO)
+        watched = self._observers or self._halts or self._halted_elsewhere
+        return self._counts_acks or bool(watched) or log.isEnabledFor(logging.INFO)
 
     @property
     def halts(self) -> tuple[Halt, ...]:
@@ -76,15 +81,32 @@ class Events:
         with self._lock:
             self._halts.pop(queue, None)
 
+    def moved_on(self, halted: Collection[str]) -> set[str]:
+        """Return the queues that were halted, here or as the last call told, and have settled a message here since."""
+        with self._lock:
+            moved, self._moved_on = self._moved_on, set()
+            self._halted_elsewhere = frozenset(halted) - self._halts.keys()
+        return moved
+
     def note(self, attempt: FinishedAttempt) -> None:
         notify_each(self._notified, attempt)
 
     def _count(self, attempt: FinishedAttempt) -> None:
+        queue, resumed = attempt.delivery.queue, False
+        # Before the lock, for which all threads wait: the project's own function tells the key.
+        halt = self._halt_of(attempt) if attempt.verdict.kind is Kind.HALT else None
         with self._lock:
             self.counts[attempt.verdict.kind] += 1
             self.duplicates += attempt.verdict is DUPLICATE
-            if attempt.verdict.kind is Kind.HALT or attempt.delivery.queue in self._halts:
-                self._mark_halt(attempt)
+            if halt is not None:
+                known = self._halts.get(queue)
+                self._halts[queue] = replace(halt, since=known.since) if known else halt
+            else:
+                resumed = self._halts.pop(queue, None) is not None
+                if resumed or queue in self._halted_elsewhere:
+                    self._moved_on.add(queue)
+        if resumed:
+            log.warning("Queue %r has resumed", queue, extra={"event": "resumed", "queue": queue})
 
     def refuse_answer(self, address: str) -> None:
         """Count an answer that the settings do not allow, and log the first one for each pattern of addresses."""
@@ -102,16 +124,10 @@ class Events:
             extra={"event": "answer_refused", "reply_to": address},
         )
 
-    def _mark_halt(self, attempt: FinishedAttempt) -> None:
-        queue = attempt.delivery.queue
-        if attempt.verdict.kind is not Kind.HALT:
-            del self._halts[queue]
-            log.warning("Queue %r has resumed", queue, extra={"event": "resumed", "queue": queue})
-            return
-        known = self._halts.get(queue)
-        self._halts[queue] = Halt(
-            queue=queue,
-            since=known.since if known else self._clock(),
+    def _halt_of(self, attempt: FinishedAttempt) -> Halt:
+        return Halt(
+            queue=attempt.delivery.queue,
+            since=self._clock(),
             attempt=attempt.delivery.attempt,
             error=str(attempt.verdict.error or ""),
             message_id=message_id(attempt.delivery),

@@ -21,11 +21,14 @@ from django_rmq_retry.consumer.deadlines import HUNG_FACTOR
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers.business_keys import first_business_key
 from django_rmq_retry.handlers.loop import Blocking, known_loop
+from django_rmq_retry.handlers.verdicts import was_unacked
+from django_rmq_retry.health.process_place import own_place
+from django_rmq_retry.health.processes import note_killed
 from django_rmq_retry.messages.message import Delivery, message_id
 from django_rmq_retry.messages.texts import COLUMN_BYTES, one_line, short
 from django_rmq_retry.models import ConsumerProcess
 from django_rmq_retry.recurring import LastingFailures, Recurring
-from django_rmq_retry.topology.declarations import QUARANTINE
+from django_rmq_retry.topology.declarations import work_queue
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -50,6 +53,7 @@ class Heartbeat(Recurring):
         self._facts = {
             "host": short(socket.gethostname(), COLUMN_BYTES),
             "pid": os.getpid(),
+            "place": own_place(),
             "number": number,
             "version": package,
             "deploy": project_version(),
@@ -69,6 +73,7 @@ class Heartbeat(Recurring):
         if now >= self._due or not (self._failures or self._written == self._status(now)):
             self._due = now + BEAT_SECONDS
             self._try(self._write)
+            self._try(note_killed)
         return STATUS_SECONDS
 
     def at_end(self) -> None:
@@ -115,6 +120,9 @@ class Heartbeat(Recurring):
             "unlisted": max(0, len(in_flight) - MOST_IN_FLIGHT),
             "late": _late(in_flight, passed),
             "replaced": False,
+            "ended_at": None,
+            "fault": "",
+            "ended_by": "",
         }
         if ended and self._consumer.fault:
             columns |= {"stopping": True, "ended_at": now, "fault": short(self._consumer.fault, FAULT_BYTES)}
@@ -143,7 +151,7 @@ def _late(in_flight: Sequence[AttemptState], now: float) -> list[dict[str, objec
     for state in in_flight:
         subscription = state.subscription
         if subscription is not None and subscription.timeout is not None and now > state.deadline:
-            place = short(state.arrival.queue.removesuffix(QUARANTINE), COLUMN_BYTES), subscription.name
+            place = short(work_queue(state.arrival.queue), COLUMN_BYTES), subscription.name
             counts[place] += 1
             found[place] = {"timeout": subscription.timeout, "ends_after": HUNG_FACTOR * subscription.timeout}
     return [
@@ -184,5 +192,6 @@ def _entry(state: AttemptState, key: str, ahead: float, blocking: Blocking | Non
         "timeout": None if subscription is None else subscription.timeout,
         # Written here, because the process that reads the row may know other handlers.
         "auto_ack": subscription is not None and subscription.ack == "auto",
+        "again": was_unacked(state.arrival, subscription),
         "blocks_since": text(blocking.since) if blocking is not None and _blocks(state, blocking) else None,
     }

@@ -11,6 +11,7 @@ from django_rmq_retry.handlers.contracts import Gate, Journal, Kept
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.hooks import Hooks
 from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.policies.verdict import Verdict
 
 
 def machine_fails(error: BaseException) -> bool:
@@ -41,6 +42,8 @@ class Surroundings:
     """True if a failure outside the handler would hit any other message too: then no message is given up for it."""
     crash_limit: int | None = 5
     """Number of returns by crashed workers after which a message is parked without another attempt."""
+    withheld: Callable[[Delivery], Verdict | None] = lambda _delivery: None
+    """Returns the verdict on a copy that must not be run, because its message was parked or handled meanwhile."""
     reply_to: Sequence[str] = ("amq.rabbitmq.reply-to.*", "amq.gen-*")
     """Patterns of the queues that may get answers: a sender must not choose where the consumer writes."""
     refused: Callable[[str], None] = lambda _address: None

@@ -273,6 +273,10 @@ class DirectLine:
         self._channel.qos(line.prefetch)
         self._tag = self._channel.consume(line.queue)
 
+    @property
+    def stale(self) -> bool:
+        return not self.open and self.line.comes_again
+
     def ack(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
             self.instruct(delivery, Instruction.ACK)

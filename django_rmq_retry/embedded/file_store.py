@@ -15,7 +15,14 @@ from urllib.parse import quote
 from django_rmq_retry.embedded.engine.entries import NEVER, Entry
 from django_rmq_retry.embedded.engine.envelopes import NO_PROPERTIES, Glance, StoredMessage, XDeath
 from django_rmq_retry.embedded.engine.specs import ExchangeSpec, QueueSpec
-from django_rmq_retry.embedded.engine.store import Detail, DurableStore, Kept, KeptBinding, KeptMessage, MessagePlace
+from django_rmq_retry.embedded.engine.store import (
+    Detail,
+    DurableStore,
+    KeptBinding,
+    KeptContent,
+    KeptMessage,
+    MessagePlace,
+)
 from django_rmq_retry.errors import ConfigurationError
 
 # "rmqb" in bytes: SQLite's application_id, which identifies the owner of a file.
@@ -288,9 +295,9 @@ class FileStore(DurableStore):
     def close(self) -> None:
         self._file.close()
 
-    def read(self) -> Kept:
+    def read(self) -> KeptContent:
         every = self._file.execute
-        return Kept(
+        return KeptContent(
             queues=tuple(
                 QueueSpec(name=name_text(name), durable=True, arguments=table_of(arguments))
                 for name, arguments in every("SELECT name, arguments FROM queues ORDER BY number")

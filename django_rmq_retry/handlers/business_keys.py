@@ -1,5 +1,6 @@
 """Business keys: the names by which operators find a message, from a handler's ``keys=``."""
 
+from collections.abc import Sequence
 from itertools import islice
 
 from django_rmq_retry import forks
@@ -28,12 +29,19 @@ def first_business_key(
     subscription: Subscription | None, delivery: Delivery, error: BaseException | None = None
 ) -> str:
     """Return the message's first business key, or an empty text if there is none or the handler's function fails."""
+    return next(iter(known_keys(subscription, delivery, error)), "")
+
+
+def known_keys(
+    subscription: Subscription | None, delivery: Delivery, error: BaseException | None = None
+) -> Sequence[str]:
+    """Return the message's business keys; none if there are none or the handler's function fails."""
     if subscription is None or subscription.keys is None or isinstance(error, UndecodableBody):
-        return ""
+        return ()
     try:
-        return next(iter(business_keys(subscription, delivery)), "")
+        return business_keys(subscription, delivery)
     except BaseException:  # noqa: BLE001 - a function of the project may fail, but every message gets its log line
-        return ""
+        return ()
 
 
 def readable_keys(subscription: Subscription | None, delivery: Delivery) -> list[str]:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry.handlers.verdicts import was_unacked
 from django_rmq_retry.messages.message import Delivery, Settlement
+from django_rmq_retry.messages.stamp import tells_of_unacked
 from django_rmq_retry.policies.verdict import Verdict
 
 log = logging.getLogger("django_rmq_retry")
@@ -27,6 +29,22 @@ class FinishedAttempt:
     """What the handler returned."""
     traceparent: str = ""
     """The W3C trace context of the attempt, if a hook has set one."""
+    stale: bool = False
+    """True if its connection was lost when it ended. Asked once, because that may happen at any moment."""
+
+    @property
+    def redelivered(self) -> bool:
+        """True if a consumer had the message before and did not acknowledge it, or another one gets it after this.
+
+        A retry of one that a consumer had may do its work again, but what an operator requeues has been decided on
+        since.
+        """
+        return self.stale or self.had_before
+
+    @property
+    def had_before(self) -> bool:
+        """True if a consumer had the message before and did not acknowledge it."""
+        return was_unacked(self.delivery, self.subscription) or tells_of_unacked(self.delivery)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -331,7 +331,7 @@ def _check_match(headers: object, **texts: object) -> None:
     check_value("handler", "headers", headers, TABLE.optional)
     for name, text in texts.items():
         check_value("handler", name, text, TEXT.optional)
-    check_text("routing key", str(texts["routing_key"] or ""))
+    check_text("routing key of handler(routing_key=…)", str(texts["routing_key"] or ""))
 
 
 def _check(written: Mapping[str, Any]) -> None:

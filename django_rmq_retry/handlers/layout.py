@@ -1,6 +1,7 @@
 """The topology that handlers need, computed from their subscriptions."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.handlers.subscription import WorkQueue
@@ -47,7 +48,9 @@ def layout(work_queues: Sequence[WorkQueue], *, extra: Sequence[Exchange | Queue
     return topology
 
 
-def needed(work_queues: Sequence[WorkQueue]) -> tuple[ExchangeDeclaration | QueueDeclaration, ...]:
+def needed(
+    work_queues: Sequence[WorkQueue], *, extra: Sequence[Exchange | Queue] = ()
+) -> tuple[ExchangeDeclaration | QueueDeclaration, ...]:
     """Return the queues and exchanges that must exist before consuming: where messages come from or are copied to."""
     topology = Topology()
     for work_queue in work_queues:
@@ -56,7 +59,9 @@ def needed(work_queues: Sequence[WorkQueue]) -> tuple[ExchangeDeclaration | Queu
         topology += Topology(queues={name: QueueDeclaration(name=name) for name in names})
         for subscription in work_queue.subscriptions:
             topology += _bare(subscription.policy.via.additions(subscription.route).topology)
-    return (*topology.exchanges.values(), *topology.queues.values())
+    external = {named.name for named in (*extra, *(one.queue for one in work_queues)) if named.existing}
+    every: Sequence[ExchangeDeclaration | QueueDeclaration] = (*topology.exchanges.values(), *topology.queues.values())
+    return tuple(replace(one, existing=True) if one.name in external else one for one in every)
 
 
 def temporary(work_queue: WorkQueue) -> Topology | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers.subscription import Subscription
-from django_rmq_retry.handlers.verdicts import goes_back
+from django_rmq_retry.handlers.verdicts import goes_back, was_unacked
 from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.deaths import DEATHS_BYTES, brokers_part, deaths_as_text, first_rejected, rejections
 from django_rmq_retry.messages.header_names import (
@@ -100,11 +100,10 @@ def next_hop(delivery: Delivery, subscription: Subscription) -> Settlement | Non
     return via.carry(subscription.route, delivery, hop)
 
 
-def copied_to(delivery: Delivery, queue: str) -> Settlement:
+def copied_to(delivery: Delivery, queue: str, subscription: Subscription | None) -> Settlement:
     """Copy a message, with its stamp, to its work queue or quarantine queue, where its returns count from zero."""
-    return Settlement(
-        instruction=Instruction.ACK, copy=copy_of(delivery, _with_origin(delivery), exchange="", routing_key=queue)
-    )
+    copy = copy_of(delivery, _with_origin(delivery, subscription), exchange="", routing_key=queue)
+    return Settlement(instruction=Instruction.ACK, copy=copy)
 
 
 def put_back(delivery: Delivery, subscription: Subscription, *, in_place: bool) -> Settlement:
@@ -113,7 +112,7 @@ def put_back(delivery: Delivery, subscription: Subscription, *, in_place: bool) 
         return Settlement(instruction=Instruction.KEEP, hold=RETURN_SECONDS)
     queue = subscription.queue.name + (QUARANTINE if delivery.quarantined else "")
     try:
-        return copied_to(delivery, queue)
+        return copied_to(delivery, queue, subscription)
     except UndecodableHeaders:
         return Settlement(instruction=Instruction.KEEP, hold=RETURN_SECONDS)
 
@@ -124,7 +123,7 @@ def parked_copy(verdict: Verdict, case: Case) -> Message:
         verdict = replace(verdict, counted=False)
     if case.as_bytes:
         # Shorten the texts so that they fit any header: an invalid exchange or key may be the reason for the failure.
-        stamp = _with_origin(delivery)._replace(
+        stamp = _with_origin(delivery, subscription)._replace(
             attempts=min(delivery.attempt, HIGHEST_COUNT) if verdict.counted else 0,
             since=0,
             wait=0,
@@ -206,7 +205,7 @@ def _written(answer: object, codec: Codec) -> tuple[bool, str, bytes]:
 def _after(verdict: Verdict, case: Case) -> Stamp:
     """Return the stamp with this attempt added, if the attempt counts, and with the time of the first failure."""
     delivery, traceparent = case.delivery, case.traceparent
-    stamp = _with_origin(delivery)
+    stamp = _with_origin(delivery, case.subscription)
     if not stamp.since and DEATHS_BYTES in delivery.raw:
         # A delivery that was rejected carries no stamp, so that time is read from the broker's x-death header.
         since = first_rejected(delivery, now=case.now)
@@ -218,12 +217,18 @@ def _after(verdict: Verdict, case: Case) -> Stamp:
     return stamp.after(failure, attempt=delivery.attempt, now=case.now, traceparent=traceparent)
 
 
-def _with_origin(delivery: Delivery) -> Stamp:
-    """Return the stamp of the message; for its first copy, a stamp with its original exchange, key and queue."""
+def _with_origin(delivery: Delivery, subscription: Subscription | None) -> Stamp:
+    """Return the stamp of the message; for its first copy, a stamp with its original exchange, key and queue.
+
+    It remembers that a consumer had the message and did not acknowledge it, because the broker does not say so of the
+    copy.
+    """
     try:
         stamp = stamp_of(delivery)
     except UndecodableHeaders:
         stamp = Stamp()
+    if was_unacked(delivery, subscription):
+        stamp = stamp._replace(unacked=1)
     if stamp.queue:
         return stamp
     return stamp._replace(exchange=delivery.exchange, routing_key=delivery.routing_key, queue=delivery.queue)

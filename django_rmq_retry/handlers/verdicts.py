@@ -1,7 +1,8 @@
 """The verdicts that do not come from a policy: on messages that are not attempted, or whose verdict is not feasible."""
 
+from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
-from django_rmq_retry.messages.deaths import counts_losses_only, returns
+from django_rmq_retry.messages.deaths import all_rejections, counts_losses_only, returns
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import ROOM_BYTES
 from django_rmq_retry.messages.reasons import Reason
@@ -24,7 +25,9 @@ def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *
     # A halted strict-order queue returns its message repeatedly; these returns are no reason to park it.
     if limit is None or not came_back or subscription.policy.ordered:
         return None
-    detail = f"Redelivered {came_back} times after its workers stopped or lost their connection"
+    # The copy in quarantine is counted anew.
+    before = min(SUSPICIOUS_RETURNS, limit) if delivery.quarantined else 0
+    detail = f"Redelivered {before + came_back} times after its workers stopped or lost their connection"
     if movable and len(delivery.raw) <= ROOM_BYTES:
         if came_back < min(SUSPICIOUS_RETURNS, limit):
             return None
@@ -36,6 +39,25 @@ def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *
     if own is None or came_back < limit + own:
         return None
     return park(Reason.CRASHED, f"{detail}.", counted=False)
+
+
+def was_unacked(delivery: Delivery, subscription: Subscription | None) -> bool:
+    """True if a consumer had the message and did not acknowledge it, as one that is killed: it may have done its work.
+
+    Prefetched messages of a consumer that stops come back like this too, except from a queue that counts its losses.
+    RabbitMQ 4 marks and counts what was rejected and came back by a dead-letter exchange in the same way.
+    """
+    if delivery.quarantined:
+        return True
+    if not delivery.redelivered or (subscription is not None and subscription.policy.via.redelivers):
+        return False
+    try:
+        headers = delivery.headers
+        came_back, rejected = returns(headers, redelivered=True), all_rejections(headers)
+        return came_back > rejected if rejected else came_back > 0 or not counts_losses_only(headers)
+    except UndecodableHeaders:
+        # No handler is called with such a message.
+        return False
 
 
 def feasible(verdict: Verdict, delivery: Delivery, subscription: Subscription) -> Verdict:
@@ -71,8 +93,8 @@ def no_handler(delivery: Delivery, work_queue: WorkQueue) -> Verdict:
     return park(Reason.UNHANDLED, f"No handler of queue {delivery.queue!r} takes a message{text}.")
 
 
-def unsettled(broken: Exception, verdict: Verdict) -> Verdict:
+def unsettled(broken: Exception, verdict: Verdict, reason: Reason) -> Verdict:
     """Return the verdict that parks a message whose own verdict cannot be carried out."""
     wanted = verdict.error or verdict.detail or verdict.kind.value
     detail = f"It cannot be settled ({ErrorNote.of(broken)}) after: {wanted}"
-    return park(Reason.UNSETTLED, detail, ErrorNote.of(broken), counted=verdict.counted)
+    return park(reason, detail, ErrorNote.of(broken), counted=verdict.counted)

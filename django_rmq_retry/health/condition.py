@@ -110,8 +110,11 @@ class WaitingMessages:
 
     count: int | None
     """None if the broker has not told of its queues, and no retry is recorded."""
-    delayed: int | None
-    """Those that are no retries; None if it is not known which of them are."""
+    unrecorded: int | None
+    """Those that no recorded attempt explains; None if attempts are not known, or some are still to be written.
+
+    They were published with a delay, or a killed process took the rows of their attempts with it.
+    """
     at_least: bool = False
     """True if more wait than were counted."""
     next: datetime | None = None
@@ -121,12 +124,13 @@ class WaitingMessages:
 
     @property
     def retries(self) -> int:
-        """The number of retries; if it is not known, of all."""
-        return (self.count or 0) - (self.delayed or 0)
+        """The number of recorded retries; if it is not known, of all."""
+        return (self.count or 0) - (self.unrecorded or 0)
 
     @property
     def unknown(self) -> bool:
-        return self.delayed is None
+        """True if it is not known how many of them are retries."""
+        return self.unrecorded != 0
 
 
 def waiting_messages(levels: Sequence[Level], now: datetime) -> tuple[WaitingMessages, Mapping[str, WaitingMessages]]:
@@ -141,22 +145,35 @@ def waiting_messages(levels: Sequence[Level], now: datetime) -> tuple[WaitingMes
     counted = queued.keys() | {one.queue.name for one in registry.work_queues() if seen & waiting_queues_of(one)}
     # The broker's counts may be some seconds old: what was due since is still among them.
     lately = waiting(now, overdue=timedelta(seconds=LAG_SECONDS)).filter(verdict=Kind.RETRY.value)
-    known = list(lately.values_list("queue", "next_at")[: MOST_SURVEYED_MESSAGES + 1])
-    failed = Counter(queue if queue in queued else "" for queue, _at in known if queue in counted)
+    known = list(lately.values_list("queue", "next_at", "started_at", "seconds")[: MOST_SURVEYED_MESSAGES + 1])
+    ends = [
+        (queue if queue in queued else "", began + timedelta(seconds=seconds))
+        for queue, _at, began, seconds in known
+        if queue in counted
+    ]
+    failed = Counter(home for home, _end in ends)
     told = settings().records and len(known) <= MOST_SURVEYED_MESSAGES
+    # While attempts fail, some retries are in the waiting queue, and their attempts not yet in the database.
+    settled = now - timedelta(seconds=LAG_SECONDS)
+    failing = {home for home, end in ends if end > settled}
+    others = {queue: max(count - failed[queue], 0) for queue, count in queued.items()}
     of_queues = {
-        queue: WaitingMessages(count=count, delayed=max(count - failed[queue], 0) if told else None)
+        queue: WaitingMessages(
+            count=count, unrecorded=others[queue] if told and not (others[queue] and queue in failing) else None
+        )
         for queue, count in queued.items()
     }
-    due = [(queue, at) for queue, at in known if at is not None and at > now]
+    due = [(queue, at) for queue, at, *_rest in known if at is not None and at > now]
     kept = Counter(queue for queue, _at in due if queue in kept_elsewhere() - counted)
-    of_queues |= {queue: WaitingMessages(count=count, delayed=0, kept=True) for queue, count in kept.items()}
+    of_queues |= {queue: WaitingMessages(count=count, unrecorded=0, kept=True) for queue, count in kept.items()}
     elsewhere = sum(queue not in counted for queue, _at in due)
+    count = queued.total() + elsewhere if levels or elsewhere else None
     every = WaitingMessages(
-        count=queued.total() + elsewhere if levels or elsewhere else None,
-        delayed=sum(one.delayed or 0 for one in of_queues.values()) if told else None,
+        count=count,
+        unrecorded=sum(one.unrecorded or 0 for one in of_queues.values()) if told else None,
         at_least=elsewhere > MOST_SURVEYED_MESSAGES,
-        next=due[0][1] if due else None,
+        # One that was sent early, or that somebody took from its queue, is due no more.
+        next=due[0][1] if due and count != 0 else None,
     )
     return every, of_queues
 

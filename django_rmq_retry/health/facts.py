@@ -2,11 +2,11 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, Error, connections, router
@@ -32,9 +32,11 @@ from django_rmq_retry.breakers.halts import halted
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_connections import Unanswered
 from django_rmq_retry.declared import rows
-from django_rmq_retry.health.processes import lost_since
-from django_rmq_retry.health.rules import RETRY_OVERDUE
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR, HandledAgain, handled_again, named
+from django_rmq_retry.health.processes import Process, overtaken, read_in_flight
 from django_rmq_retry.health.time_limit import in_time
+from django_rmq_retry.messages.reasons import MAY_HAVE_RUN
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import (
     ApprovalRequest,
@@ -59,36 +61,40 @@ from django_rmq_retry.models.parked import cause_name
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering.keys import blocked_figures
 from django_rmq_retry.parked.approvals import counted_in_open_requests
+from django_rmq_retry.parked.checked import checked, mark
 from django_rmq_retry.parked.database import records_alias
-from django_rmq_retry.parked.groups import growth_began
+from django_rmq_retry.parked.findings import PERMANENT_REASONS
+from django_rmq_retry.parked.groups import BURST_TOLD, GROWTH_SPAN, burst_of, grows, minute_of
 from django_rmq_retry.parked.items import (
-    OUTCOME_LIMIT,
     LeftBehind,
     counted_elsewhere,
     left_behind_lately,
     parked_to_send,
 )
+from django_rmq_retry.parked.may_have_run import queues_with_once
+from django_rmq_retry.parked.overdue import RETRY_OVERDUE, overdue
 from django_rmq_retry.parked.unsent_edits import edited_unsent
 from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.publishing import outbox_rows
+from django_rmq_retry.statements import missing_tables
 
 RECENT = timedelta(minutes=10)
 ENDING = (GatedAct.DISCARD, GatedAct.REQUEUE)
 """The acts after which a message is no longer parked."""
 MOST_RECENT = 2000
-"""The most messages parked lately that are counted: an incident may park a million in ten minutes."""
+"""The most messages of the last minutes that are counted: an incident may park a million in ten."""
 MOST_SURVEYED_MESSAGES = 1000
 """The most messages that are counted where no counter has their number."""
 MOST_PLACES = 3
 """The most queues of the largest cause that are named."""
+MOST_RECENT_CAUSES = 10
+"""The most causes with new messages of which it is counted how many."""
 MOST_SURVEYED_PROCESSES = 1000
 """The most processes that are examined: those with the latest heartbeats."""
 MOST_SURVEYED_ITEMS = 500
 """The most unsent messages of a paused run that are examined: those that are sent next."""
 MOST_RETRIES = 500
 """The most retries that are examined: those that were due last."""
-TWICE_REPORTED_FOR = timedelta(days=1)
-"""The time after the end of a run for which it is reported that messages of it were handled twice."""
 OVERDUE_REPORTED_FOR = timedelta(days=1)
 """The time for which a retry that never returned is reported: an attempt that a killed process made has no row."""
 
@@ -103,13 +109,11 @@ class ParkedCounts:
     edited: int = 0
     """Those of them that were edited and not sent since, as far as ``edited_unsent`` looks for them."""
     recent: int = 0
-    """Messages parked in the last ten minutes, whatever became of them since; counted up to MOST_RECENT."""
-    recent_at_least: bool = False
-    """True if more of them were parked than are counted."""
+    """How often a message was parked in the last ten minutes, whatever became of it since."""
     recent_again: int = 0
-    """Those of them that were parked again after a requeue; the others are new."""
-    recent_gone: int = 0
-    """Those of them that are parked no longer."""
+    """How often it was one that had been parked before; the others were new."""
+    recent_still: int | None = 0
+    """The messages parked in these minutes that are parked now; None if they are more than ``MOST_RECENT``."""
     oldest: datetime | None = None
     groups: int = 0
     """The error groups that have some of them."""
@@ -117,7 +121,7 @@ class ParkedCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestCause:
-    """The largest cause of parked messages: the error groups of one error, wherever it was raised."""
+    """The cause of parked messages to look at first: the error groups of one error, wherever it was raised."""
 
     title: str
     count: int
@@ -125,8 +129,10 @@ class LargestCause:
     """Its messages by queue, of the queues with the most."""
     only: int | None
     """Its error group, if there is only one."""
+    permanent: bool
+    """True if each of its messages will fail the same way until the cause is fixed."""
     newest: int
-    """New messages of the last minutes, by which a cause grows or not."""
+    """New messages of its last burst, by which a cause grows or not."""
     newest_since: datetime | None
     """The minute of the first of them."""
     again: int
@@ -137,6 +143,8 @@ class LargestCause:
     """The time of its last failure, of a new message or of one that was requeued."""
     others: int
     """The number of further error groups, as the page of error groups counts them."""
+    larger: tuple[str, int] | None = None
+    """The cause with the most messages and their number, if it is another one: this one fails now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +182,28 @@ class SilentCopies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandledAnyway:
+    """Discarded messages of which a copy was handled lately, after the discard."""
+
+    count: int = 0
+    """Up to MOST_SURVEYED_MESSAGES."""
+    last: int = 0
+    """The one that was handled last."""
+    at: datetime | None = None
+    """When that was."""
+    doubts: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """The number of each message, by the digest of the doubt."""
+
+    @classmethod
+    def of(cls, found: Iterable[tuple[int, datetime]], checked: Collection[str]) -> "HandledAnyway":
+        """Return those that nobody has checked; the one that was handled last comes first."""
+        each = ((pk, at, mark("anyway", pk, at)) for pk, at in found)
+        new = [one for one in each if one[2] not in checked]
+        doubts = {digest: pk for pk, _at, digest in new}
+        return cls(count=len(new), last=new[0][0], at=new[0][1], doubts=doubts) if new else cls()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OverdueRetries:
     """Retries of one queue that were due some time ago and have not been attempted again."""
 
@@ -201,12 +231,17 @@ class Survey:
     to_send: int = 0
     """The parked messages that those of them are to send that are sending; no more than are parked."""
     twice: tuple[RequeueRun, ...] = ()
-    """Those of the active ones, and of the lately ended ones, of whose messages some were handled twice."""
+    """Those of the active ones, and of the lately ended ones, of whose messages some were handled twice, or perhaps."""
     elsewhere: Mapping[int, int] = field(default_factory=dict)
     """The unsent messages of paused runs that are counted with an earlier run, or were sent or changed meanwhile."""
     left_behind: tuple[LeftBehind, ...] = ()
     """What lately stopped runs have not sent of what is parked, the newest run first."""
     processes: tuple[ConsumerProcess, ...] = ()
+    by_dead_workers: tuple[ParkedMessage, ...] = ()
+    """The parked messages that may have been handled because their workers died: up to one more than
+    MOST_SURVEYED_MESSAGES, the last one first."""
+    overtaken: tuple[Process, ...] = ()
+    """Those that may be frozen with messages that others got since."""
     outbox: PendingRows
     """In all databases that have an outbox."""
     outbox_answers: bool = True
@@ -217,9 +252,14 @@ class Survey:
     stopped: tuple[QueueControl, ...] = ()
     """Queues that a pause or a breaker stops; a pause may have ended while the breaker is still open."""
     halted: tuple[QueueControl, ...] = ()
-    """Strict-order queues that are stopped because their first message fails, or were when the broker was lost."""
+    """Strict-order queues that are stopped because their first message fails, or failed when it was tried last."""
     approvals: ApprovalCounts = ApprovalCounts()
     silent: SilentCopies = SilentCopies()
+    anyway: HandledAnyway = HandledAnyway()
+    handled_again: tuple[HandledAgain, ...] = ()
+    """What was handled lately after another consumer may have handled it, the certain ones first."""
+    checked: Mapping[str, int] = field(default_factory=dict)
+    """The doubts that operators have checked, with the numbers of these actions; only looked for if there are some."""
     overdue: tuple[OverdueRetries, ...] = ()
     declared: tuple[Declared, ...] = ()
     """Queues and exchanges that this project has declared, on all brokers."""
@@ -250,29 +290,37 @@ def survey(*, page: bool = False) -> Survey:
         cursor.execute("SELECT 1")
         cursor.fetchone()
     seconds = time.monotonic() - began
-    tables = set() if page else set(connections[alias].introspection.table_names())
-    if not page and not {model._meta.db_table for model in (ParkedMessage, QueueControl)} <= tables:  # noqa: SLF001 - documented
+    missing = set() if page else missing_tables((ParkedMessage, QueueControl, Declared), alias)
+    if missing - {Declared}:
         raise Unmigrated(alias)
     apart, now = database_clock.ahead(alias), database_clock.now(alias)
     stopped = tuple(QueueControl.objects.stopped(now).order_by("queue"))
     origins = parked_origins()
-    parked_now, silent = parked(now, [one.queue for one in stopped], origins)
+    of_causes = _facts_of_causes() if origins.total else {}
+    groups = sum(one["groups"] for one in of_causes.values())
+    parked_now, silent = parked(now, [one.queue for one in stopped], origins, groups)
     pending = outbox_if_read() if page else outbox()
-    harmful = Q(handled_twice__gt=0, finished_at__gt=now - TWICE_REPORTED_FOR)
-    known = list(RequeueRun.objects.filter(Q(state__in=ACTIVE) | harmful).order_by("pk"))
+    harmful = Q(handled_twice__gt=0) | Q(perhaps_twice__gt=0)
+    lately = harmful & Q(finished_at__gt=now - TWICE_REPORTED_FOR)
+    known = list(RequeueRun.objects.filter(Q(state__in=ACTIVE) | lately).order_by("pk"))
     runs = tuple(run for run in known if run.state in ACTIVE)
     processes = tuple(ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_SURVEYED_PROCESSES])
+    read_in_flight(processes, now)
+    again, anyway = handled_again(now, processes), _handled_anyway(now)
+    twice = tuple(run for run in known if run.handled_twice or _lost_a_consumer(run, processes, now))
+    said = any(one.ended_by for one in processes)
+    marks = checked() if again or anyway or twice or said else {}
     return Survey(
         alias=alias,
         at=now,
         seconds=seconds,
         parked=parked_now,
         parked_in=origins.by_queue,
-        cause=largest_cause(now, origins, parked_now.groups) if parked_now.count else None,
+        cause=largest_cause(now, origins, of_causes),
         causes=origins.causes,
         runs=runs,
         to_send=to_send(runs, parked_now.count),
-        twice=tuple(run for run in known if run.handled_twice),
+        twice=twice,
         elsewhere={
             run.pk: counted_elsewhere(run, active=runs, most=MOST_SURVEYED_ITEMS)
             for run in runs
@@ -280,17 +328,38 @@ def survey(*, page: bool = False) -> Survey:
         },
         left_behind=tuple(left_behind_lately()),
         processes=processes,
+        by_dead_workers=by_dead_workers() if origins.by_dead_workers else (),
+        overtaken=tuple(overtaken(processes, now)),
         outbox=pending or PendingRows(),
         outbox_answers=pending is not None,
         blocked=blocked(),
         apart=apart,
         stopped=stopped,
-        halted=halted(now, lost=lost_since(processes, now)),
+        halted=halted(now),
         approvals=approvals(),
         silent=silent,
+        anyway=HandledAnyway.of(anyway, marks),
+        handled_again=again and named(again, processes, now),
+        checked=marks,
         overdue=overdue_retries(now),
-        declared=tuple(rows()) if page or Declared._meta.db_table in tables else (),  # noqa: SLF001 - documented
+        declared=() if Declared in missing else tuple(rows()),
     )
+
+
+def _handled_anyway(now: datetime) -> list[tuple[int, datetime]]:
+    """Read an index: of discarded messages few were handled."""
+    rows = ParkedMessage.objects.filter(state=State.DISCARDED, succeeded_at__gt=now - TWICE_REPORTED_FOR)
+    after = rows.filter(succeeded_at__gt=F("resolved_at")).order_by("-succeeded_at")
+    return [(pk, at) for pk, at in after.values_list("pk", "succeeded_at")[:MOST_SURVEYED_MESSAGES] if at]
+
+
+def _lost_a_consumer(run: RequeueRun, processes: Iterable[ConsumerProcess], now: datetime) -> bool:
+    """Return True if messages of a run were delivered again, and a consumer vanished since the run began.
+
+    Of a consumer that stops in good order they are delivered again, too, but it had not begun them.
+    """
+    since = run.started_at or run.created_at
+    return bool(run.perhaps_twice) and any(one.vanished(now) and one.beat_at > since for one in processes)
 
 
 def _sending(runs: Iterable[RequeueRun]) -> list[RequeueRun]:
@@ -307,7 +376,7 @@ def to_send(runs: Iterable[RequeueRun], parked_now: int) -> int:
     return min(sum(run.unsent for run in sending) if counted is None else counted, parked_now)
 
 
-class Cause(NamedTuple):
+class AlarmCause(NamedTuple):
     """The error groups that an alarm names as one: those with one title, muted or not."""
 
     heard: bool
@@ -319,11 +388,17 @@ class Cause(NamedTuple):
         return cause_name(self.title, reasoned=self.reasoned)
 
 
+def _reasoned(group: str = "") -> Case:
+    """Return ``reasoned`` of a cause as a column, of groups or of rows that have one."""
+    same = Q(**{f"{group}title": F(f"{group}reason")})
+    return Case(When(same, then=True), default=False, output_field=BooleanField())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedByOrigin:
     """The parked messages of each cause in each queue."""
 
-    counts: Mapping[tuple[Cause, str], int]
+    counts: Mapping[tuple[AlarmCause, str], int]
     handled: int = 0
     """Those of all of which a copy was handled already."""
 
@@ -339,20 +414,37 @@ class ParkedByOrigin:
         return found
 
     @property
-    def by_cause(self) -> Counter[Cause]:
-        found = Counter[Cause]()
+    def by_cause(self) -> Counter[AlarmCause]:
+        found = Counter[AlarmCause]()
         for (cause, _queue), number in self.counts.items():
             found[cause] += number
         return found
+
+    @property
+    def by_dead_workers(self) -> bool:
+        """True if some may have been handled because their workers died."""
+        return any(cause.reasoned and cause.title in MAY_HAVE_RUN for cause, _queue in self.counts)
 
     @property
     def causes(self) -> tuple[str, ...]:
         """Return each error that is not muted, with its queue."""
         return tuple(sorted({f"{cause} in {queue}" for cause, queue in self.counts if cause.heard}))
 
-    def places(self, cause: Cause) -> Counter[str]:
+    def places(self, cause: AlarmCause) -> Counter[str]:
         """Return the queues of a cause, each with its number of messages."""
         return Counter({queue: number for (of, queue), number in self.counts.items() if of == cause})
+
+
+def by_dead_workers() -> tuple[ParkedMessage, ...]:
+    """Return the parked messages that may have been handled because their workers died; one query of an index."""
+    try:
+        safe = queues_with_once()
+    except ConfigurationError:
+        # A check reports handlers that are invalid.
+        safe = set()
+    rows = ParkedMessage.objects.filter(state=State.PARKED, reason__in=MAY_HAVE_RUN).exclude(queue__in=sorted(safe))
+    known = rows.order_by("-parked_at").only("business_key", "message_id", "queue", "parked_at", "group_id")
+    return tuple(known[: MOST_SURVEYED_MESSAGES + 1])
 
 
 def parked_origins() -> ParkedByOrigin:
@@ -363,42 +455,37 @@ def parked_origins() -> ParkedByOrigin:
     may have thousands.
     """
     facts = {"muted": F("group__muted"), "title": F("group__title")}
-    reasoned = Case(When(group__title=F("group__reason"), then=True), default=False, output_field=BooleanField())
-    rows = ParkedOrigin.objects.filter(count__gt=0).order_by().values("queue", **facts, reasoned=reasoned)
+    rows = ParkedOrigin.objects.filter(count__gt=0).order_by().values("queue", **facts, reasoned=_reasoned("group__"))
     handled = Sum("count", filter=Q(handled=True), default=0)
     counted = rows.annotate(n=Sum("count"), done=handled)
     found = list(counted.values_list("muted", "title", "reasoned", "queue", "n", "done"))
     return ParkedByOrigin(
         counts={
-            (Cause(not muted, title, bool(reasoned)), queue): number
+            (AlarmCause(not muted, title, bool(reasoned)), queue): number
             for muted, title, reasoned, queue, number, _done in found
         },
         handled=sum(done for *_origin, done in found),
     )
 
 
-def parked(now: datetime, stopped: Iterable[str], origins: ParkedByOrigin) -> tuple[ParkedCounts, SilentCopies]:
+def parked(
+    now: datetime, stopped: Iterable[str], origins: ParkedByOrigin, groups: int
+) -> tuple[ParkedCounts, SilentCopies]:
     """Return what else is known of the parked messages, and those that were requeued and have no outcome.
 
     Two queries: those without an outcome are mostly none, and Django takes long to make one that also counts them.
     """
-    rows = ParkedMessage.objects.filter(state=State.PARKED)
-    again = Q(published_again=False) & (Q(cycle__gt=2) | Q(cycle=2) & ~Q(requeued_at__gt=F("parked_at")))
-    marks = {
-        "again": Case(When(again, then=1), default=0, output_field=IntegerField()),
-        "gone": Case(When(state=State.PARKED, then=0), default=1, output_field=IntegerField()),
-    }
-    recent = ParkedMessage.objects.filter(parked_at__gte=now - RECENT).order_by().annotate(**marks)
-    some = recent.values(*marks)[: MOST_RECENT + 1]
-    groups = ParkedOrigin.objects.filter(count__gt=0).order_by().values("group").distinct()
+    rows, first = ParkedMessage.objects.filter(state=State.PARKED), minute_of(now - RECENT)
+    seen = ErrorGroup.objects.filter(last_seen__gte=first)
+    minutes = ParkedMinute.objects.filter(minute__gte=first, group__in=seen).order_by()
+    still = rows.filter(parked_at__gte=first).order_by().values("pk")[: MOST_RECENT + 1]
     totals = ErrorGroup.objects.aggregate(
         oldest=Min(Subquery(rows.order_by("parked_at").values("parked_at")[:1])),
-        recent=Max(_Counted(some)),
-        again=Max(_Summed(some, column="again")),
-        gone=Max(_Summed(some, column="gone")),
-        groups=Max(_Counted(groups)),
+        new=Max(_Summed(minutes.filter(new=True).values("count"), column="count")),
+        again=Max(_Summed(minutes.filter(new=False).values("count"), column="count")),
+        still=Max(_Counted(still)),
     )
-    lately = totals["recent"] or 0
+    again, remaining = int(totals["again"] or 0), totals["still"] or 0
     silent = _silent(now, stopped).order_by("requeued_at")[: MOST_SURVEYED_MESSAGES + 1]
     since = list(silent.values_list("requeued_at", flat=True))
     return (
@@ -406,23 +493,20 @@ def parked(now: datetime, stopped: Iterable[str], origins: ParkedByOrigin) -> tu
             count=origins.total,
             handled=origins.handled,
             edited=edited_unsent().total() if origins.total else 0,
-            recent=min(lately, MOST_RECENT),
-            recent_at_least=lately > MOST_RECENT,
-            recent_again=totals["again"] or 0,
-            recent_gone=totals["gone"] or 0,
+            recent=int(totals["new"] or 0) + again,
+            recent_again=again,
+            recent_still=remaining if remaining <= MOST_RECENT else None,
             oldest=totals["oldest"],
-            groups=totals["groups"] or 0,
+            groups=groups,
         ),
         SilentCopies(count=len(since), oldest=since[0] if since else None),
     )
 
 
 def _silent(now: datetime, stopped: Iterable[str]) -> "QuerySet[ParkedMessage]":
-    """Return the requeued messages without an outcome; a copy that failed and waits for its next attempt has one."""
-    waiting = Attempt.objects.filter(identity=OuterRef("identity"), next_at__gt=now - RETRY_OVERDUE)
-    sent = ParkedMessage.objects.filter(state=State.REQUEUED, requeued_at__lt=now - OUTCOME_LIMIT).order_by()
-    names = list(stopped)
-    return (sent.exclude(queue__in=names) if names else sent).exclude(Exists(waiting))
+    """Return the requeued messages without an outcome, but for those that wait in a stopped queue."""
+    sent, names = ParkedMessage.objects.filter(overdue(now)).order_by(), list(stopped)
+    return sent.exclude(queue__in=names) if names else sent
 
 
 def overdue_retries(now: datetime) -> tuple[OverdueRetries, ...]:
@@ -434,9 +518,8 @@ def overdue_retries(now: datetime) -> tuple[OverdueRetries, ...]:
         verdict=Kind.RETRY.value, next_at__gt=now - OVERDUE_REPORTED_FOR, next_at__lt=now - RETRY_OVERDUE
     )
     # In this order: of nearly all the next attempt is known, and then no record is looked up.
-    came = Case(When(Exists(later), then=True), When(Exists(recorded), then=True), default=False)
-    rows = due.order_by("-next_at").annotate(came=came)[:MOST_RETRIES]
-    if not rows.aggregate(n=Count("pk", filter=Q(came=False)))["n"]:
+    rows = due.order_by("-next_at").annotate(came=Exists(later) | Exists(recorded))[:MOST_RETRIES]
+    if all(rows.values_list("came", flat=True)):
         return ()
     found: dict[str, list[datetime]] = {}
     for queue, at, known in rows.values_list("queue", "next_at", "came"):
@@ -468,46 +551,96 @@ def parked_in(queues: Iterable[str]) -> dict[str, int]:
     return {**counts, **dict(origins.values_list("queue").annotate(n=Sum("count")))}
 
 
-def largest_cause(now: datetime, origins: ParkedByOrigin, among: int) -> LargestCause | None:
-    """Return the error with the most parked messages, those of muted groups last, among so many groups; two queries."""
+def largest_cause(
+    now: datetime, origins: ParkedByOrigin, of_causes: Mapping[AlarmCause, Mapping[str, Any]]
+) -> LargestCause | None:
+    """Return the error to look at first; one query.
+
+    It is the one that grows most; if none grows now, the one with the most parked messages. Those of muted groups come
+    last.
+    """
     counts = origins.by_cause
-    if not counts:
+    facts = {cause: known for cause, known in of_causes.items() if cause in counts}
+    if not facts:
+        # All messages were decided on since they were counted, if any was.
         return None
-    cause = max(counts, key=lambda one: (one.heard, counts[one], str(one)))
-    parked = ParkedOrigin.objects.filter(count__gt=0).values("group")
-    alike = ErrorGroup.objects.filter(title=cause.title, muted=not cause.heard, pk__in=parked)
-    groups = alike.filter(title=F("reason")) if cause.reasoned else alike.exclude(title=F("reason"))
-    facts = groups.aggregate(
-        count=Count("pk"),
-        first=Min("pk"),
-        last_seen=Max("last_seen"),
-        last_new=Max("last_new"),
-        failed_again=Sum("failed_again"),
-    )
-    if not facts["count"]:
-        # All its messages were decided on since they were counted.
-        return None
-    minutes = ParkedMinute.objects.filter(group__in=groups.values("pk"), minute__gte=growth_began(now), count__gt=0)
-    lately = minutes.aggregate(
-        newest=Sum("count", filter=Q(new=True)),
-        since=Min("minute", filter=Q(new=True)),
-        again=Sum("count", filter=Q(new=False)),
-    )
-    new_was_last = facts["last_new"] is None or facts["last_new"] >= facts["last_seen"]
+
+    def rank(one: AlarmCause) -> tuple[bool, int, str]:
+        return one.heard, counts[one], str(one)
+
+    most = max(facts, key=rank)
+    recent = [one for one, of in facts.items() if now - (of["new"] or of["seen"]) < GROWTH_SPAN]
+    candidates = {most, *sorted(recent, key=rank)[-MOST_RECENT_CAUSES:]}
+    bursts = _bursts(candidates, now)
+
+    def grown(one: AlarmCause) -> int:
+        newest, parked_now, last = bursts[one].newest, counts[one], facts[one]["new"] or facts[one]["seen"]
+        return min(newest, parked_now) if one in recent and grows(newest, last, now) else 0
+
+    cause = max(candidates, key=lambda one: (one.heard, grown(one), *rank(one)))
+    known, burst = facts[cause], bursts[cause]
+    new_was_last = known["new"] is None or known["new"] >= known["seen"]
     return LargestCause(
         title=str(cause),
         count=counts[cause],
         places=dict(origins.places(cause).most_common(MOST_PLACES)),
-        only=facts["first"] if facts["count"] == 1 else None,
-        newest=lately["newest"] or 0,
-        newest_since=lately["since"],
+        only=known["first"] if known["groups"] == 1 else None,
+        permanent=known["curable"] == 0,
+        newest=burst.newest,
+        newest_since=burst.since,
         # A copy that was parked twice is seen later too, which is no proof of a requeue.
-        again=0 if new_was_last or not facts["failed_again"] else lately["again"] or 0,
-        last_new=facts["last_new"],
-        last_seen=facts["last_seen"],
+        again=0 if new_was_last or not known["again"] else burst.again,
+        last_new=known["new"],
+        last_seen=known["seen"],
         # Both were counted a moment apart, and each cause is a group at least.
-        others=max(among - facts["count"], len(counts) - 1),
+        others=max(sum(one["groups"] for one in of_causes.values()) - known["groups"], len(counts) - 1),
+        larger=(str(most), counts[most]) if most.heard and counts[most] > counts[cause] else None,
     )
+
+
+def _facts_of_causes() -> dict[AlarmCause, dict[str, Any]]:
+    """Return what the groups with parked messages have in common, by their causes."""
+    parked = ParkedOrigin.objects.filter(count__gt=0).values("group")
+    groups = ErrorGroup.objects.filter(pk__in=parked).order_by().annotate(reasoned=_reasoned())
+    rows = groups.values("muted", "title", "reasoned").annotate(
+        groups=Count("pk"),
+        curable=Count("pk", filter=~Q(reason__in=PERMANENT_REASONS)),
+        first=Min("pk"),
+        seen=Max("last_seen"),
+        new=Max("last_new"),
+        again=Sum("failed_again"),
+    )
+    return {AlarmCause(not row["muted"], row["title"], bool(row["reasoned"])): dict(row) for row in rows}
+
+
+class _Burst(NamedTuple):
+    """The last burst of new messages of a cause, its first minute, and the copies that failed again lately."""
+
+    newest: int
+    since: datetime | None
+    again: int
+
+
+def _bursts(causes: Collection[AlarmCause], now: datetime) -> dict[AlarmCause, _Burst]:
+    minutes = ParkedMinute.objects.filter(
+        group__title__in=[one.title for one in causes],
+        group__in=ParkedOrigin.objects.filter(count__gt=0).values("group"),
+        minute__gte=now - BURST_TOLD,
+        count__gt=0,
+    )
+    of = ("group__muted", "group__title", "reasoned", "minute", "new")
+    rows = minutes.order_by().annotate(reasoned=_reasoned("group__")).values(*of).annotate(n=Sum("count"))
+    new_ones: dict[AlarmCause, dict[datetime, int]] = {one: {} for one in causes}
+    again = Counter[AlarmCause]()
+    for muted, title, reason, minute, new, count in rows.values_list(*of, "n"):
+        cause = AlarmCause(not muted, title, bool(reason))
+        if cause not in new_ones:
+            continue
+        if new:
+            new_ones[cause][minute] = count
+        elif minute > now - GROWTH_SPAN:
+            again[cause] += count
+    return {one: _Burst(*burst_of(new_ones[one]), again[one]) for one in causes}
 
 
 def outbox() -> PendingRows:
@@ -519,13 +652,18 @@ def outbox() -> PendingRows:
     ]
     failing = (one for one in pending if one.failed_since)
     first = min(failing, key=attrgetter("failed_since"), default=PendingRows())
+    answered = next((one for one in pending if one.answer), PendingRows())
     return replace(
         first,
         waiting=sum(one.waiting for one in pending),
         failed=sum(one.failed for one in pending),
         untaken=sum(one.untaken for one in pending),
+        behind=sum(one.behind for one in pending),
         oldest=min((one.oldest for one in pending if one.oldest), default=None),
-        answer=next((one.answer for one in pending if one.answer), ""),
+        refused=sum(one.refused for one in pending),
+        answer=answered.answer,
+        answer_exchange=answered.answer_exchange,
+        answer_key=answered.answer_key,
     )
 
 
@@ -566,7 +704,7 @@ def behind_keys() -> dict[str, int]:
 def surveyed(timeout: float) -> tuple[Survey | None, str]:
     """Return the figures from the database, or None and the reason in one line; without records there may be none."""
     try:
-        return in_time(survey, router.db_for_read(ParkedMessage), timeout), ""
+        return in_time(survey, router.db_for_read(ParkedMessage), timeout, purpose="survey"), ""
     except (Unmigrated, ImproperlyConfigured) as error:
         return None, one_line(error) if settings().records else ""
     except (DatabaseError, Unanswered) as error:

@@ -1,6 +1,6 @@
 """One look at database and broker: what is known, and all that is wrong. Commands, pages and alerts show the same."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -21,6 +21,7 @@ from django_rmq_retry.health.problems import (
     LastSigns,
     Limits,
     Queues,
+    as_felt,
     excused,
     in_plan,
     in_retries,
@@ -30,7 +31,7 @@ from django_rmq_retry.health.problems import (
     unreachable,
     unusable,
 )
-from django_rmq_retry.health.processes import late_handlers, lost_since
+from django_rmq_retry.health.processes import late_handlers, lost_since, unreplaced
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import QueueControl, RunWait
 from django_rmq_retry.models.boxes import PendingRows
@@ -44,7 +45,14 @@ AWAY = (BrokerUnreachable, BrokerRefused, NotRunning)
 UNCONSUMED = (Code.NO_CONSUMER, Code.IDLE, Code.PERHAPS_STOPPED)
 FOLLOWING = (Code.NOT_RECORDED, Code.RUN_IDLE)
 """What no consumer does while none is alive, whichever queue or run it is about."""
-WITH_BROKER = (Code.DISCONNECTED, Code.RETRIES_OVERDUE, Code.OUTBOX_OVERDUE, Code.OUTBOX_WAITS)
+CUT_OFF = (Code.ALL_DISCONNECTED, Code.ALL_DISCONNECTED_IDLE)
+NONE_ALIVE = (Code.ALL_VANISHED, Code.ALL_UNREAD, *CUT_OFF)
+WITH_CONSUMERS = (Code.RETRIES_OVERDUE, Code.OUTBOX_OVERDUE)
+"""What ends once consumers run again, if none is alive: the retries of each queue, and the outbox."""
+MISSED = (Code.NO_CONSUMER, Code.SEVERAL_UNREAD, Code.IDLE, Code.SEVERAL_IDLE)
+"""Queues without a consumer beside others that have one."""
+OF_OUTBOX = (Code.OUTBOX_OVERDUE, Code.OUTBOX_REFUSED, Code.OUTBOX_NOT_TAKEN)
+WITH_BROKER = (Code.DISCONNECTED, *CUT_OFF, Code.RETRIES_OVERDUE, Code.OUTBOX_OVERDUE, Code.OUTBOX_WAITS)
 """What ends by itself once the broker is back, if no consumer reaches it."""
 
 
@@ -67,7 +75,7 @@ class Health:
     def __post_init__(self) -> None:
         if self.away and self.survey:
             since = lost_since(self.survey.processes, self.survey.at)
-            object.__setattr__(self, "away", replace(self.away, since=since))
+            object.__setattr__(self, "away", replace(as_felt(self.away, self.survey), since=since))
 
     @cached_property
     def queues(self) -> Queues:
@@ -82,6 +90,7 @@ class Health:
             limits=self.limits,
             vhost=self.gauged.vhost,
             late=late,
+            parked=self.survey.parked_in if self.survey else {},
             stops_known=not self.trouble,
         )
 
@@ -95,20 +104,29 @@ class Health:
         if self.trouble:
             return (unusable(router.db_for_read(QueueControl), self.trouble),)
         levels = () if self.as_of else self.gauged.levels
-        ready = {level.queue: level.ready for level in levels if level.ready}
-        return tuple(in_survey(self.survey, self.limits, ready)) if self.survey else ()
+        return tuple(in_survey(self.survey, self.limits, levels)) if self.survey else ()
 
     @cached_property
-    def problems(self) -> tuple[Problem, ...]:
-        """All that is wrong or remarkable, the most harmful first."""
+    def _each(self) -> tuple[Problem, ...]:
+        """What is wrong with each queue, run and process by itself."""
         levels = self.gauged.levels
         found = [problem for one in self.judged for problem in one.problems]
         # A queue with a late handler has that problem by the broker's levels already.
         found += [one for one in self.of_database if one not in found]
         found += in_retries(levels, self.survey) if self.survey and levels else []
         found += too_many_parked(levels, self.survey, self.limits)
+        return tuple(found)
+
+    @property
+    def absorbed(self) -> tuple[Problem, ...]:
+        """What is wrong by itself, and is told only with all others that have the same cause."""
+        return tuple(one for one in self._each if one not in self.problems)
+
+    @cached_property
+    def problems(self) -> tuple[Problem, ...]:
+        """All that is wrong or remarkable, the most harmful first."""
         last = last_signs(self.survey.processes, self.survey.at) if self.survey else None
-        found = merged(found, self.queues, last)
+        found = merged(self._each, self.queues, last)
         if self.as_of:
             found = [one if one in self.of_database else replace(one, as_of=self.as_of) for one in found]
         found += [self.away] if self.away else []
@@ -126,21 +144,40 @@ class Health:
         """The problems that need somebody."""
         return self.of_severity(Severity.WARNING)
 
-    @property
+    @cached_property
     def following(self) -> tuple[Problem, ...]:
-        """Those of the needs that only follow from a broker that is away: nobody can end them before it is back.
+        """Those of the needs that only follow from another one: nobody can end them before that."""
+        return tuple(follower for cause in self.needs for follower in self.followers(cause))
 
-        None does while a consumer reaches it: then it is away for this process alone.
-        """
-        if self.away is None or self.survey is None or self._reached_by_others:
-            return ()
-        waiting = {str(run.pk) for run in self.survey.runs if run.wait == RunWait.BROKER_AWAY}
-        return tuple(
-            problem
-            for problem in self.needs
-            if problem.code in WITH_BROKER
-            or (problem.code in (Code.RUN_WAITS, Code.RUN_IDLE) and problem.subject in waiting)
-        )
+    def followers(self, cause: Problem) -> tuple[Problem, ...]:
+        """Return what only follows from a need: from a broker that is away, or from consumers that are gone."""
+        return tuple(one for one in self.needs if self._follows(one, cause)) if self.survey else ()
+
+    def _follows(self, problem: Problem, cause: Problem) -> bool:
+        if cause is self.away:
+            # While a consumer reaches it, it is away for this process alone.
+            return not self._reached_by_others and (problem.code in WITH_BROKER or self._waits_for_it(problem))
+        if self.away:
+            return False
+        if cause.code in NONE_ALIVE:
+            return problem.code in WITH_CONSUMERS
+        if cause.code in MISSED:
+            # What it had in hand asks for an act of its own.
+            if problem.code is Code.ENDED or (problem.code is Code.VANISHED and not problem.values["held"]):
+                return self._left_by_the_vanished(cause.causes)
+            return problem.code in (Code.RETRIES_OVERDUE, Code.HELD) and problem.subject in cause.causes
+        return False
+
+    def _waits_for_it(self, problem: Problem) -> bool:
+        """Return True if the problem is a run that waits for the broker."""
+        runs = self.survey.runs if self.survey else ()
+        waiting = {str(run.pk) for run in runs if run.wait == RunWait.BROKER_AWAY}
+        return problem.code in (Code.RUN_WAITS, Code.RUN_IDLE) and problem.subject in waiting
+
+    def _left_by_the_vanished(self, queues: Collection[str]) -> bool:
+        """Return True if each process that vanished has read one of these queues."""
+        gone = unreplaced(self.survey.processes, self.survey.at) if self.survey else []
+        return all(set(queues) & set(row.queues) for row in gone)
 
     @property
     def _reached_by_others(self) -> bool:
@@ -148,13 +185,11 @@ class Health:
         return known is not None and any(row.connected and row.living(known.at) for row in known.processes)
 
     def _waiting_for_the_broker(self, found: Iterable[Problem]) -> Iterable[Problem]:
-        """Return how many messages wait in the outbox for a broker that is away, unless they are overdue already."""
+        """Return how many messages wait in the outbox for a broker that is away, unless more is told of them."""
         outbox = self.survey.outbox if self.survey else PendingRows()
-        overdue = any(one.code in (Code.OUTBOX_OVERDUE, Code.OUTBOX_REFUSED) for one in found)
-        if self.away and outbox.waiting and not overdue:
-            code = Code.OUTBOX_NOT_TAKEN if outbox.answer else Code.OUTBOX_WAITS
-            values = {"answer": outbox.answer.strip().removesuffix(".")}
-            yield Problem(code=code, count=outbox.waiting, since=outbox.oldest, values=values)
+        told = any(one.code in OF_OUTBOX for one in found)
+        if self.away and outbox.waiting and not told:
+            yield Problem(code=Code.OUTBOX_WAITS, count=outbox.waiting, since=outbox.oldest)
 
     def of_severity(self, least: Severity) -> tuple[Problem, ...]:
         return tuple(problem for problem in self.problems if problem.severity >= least)
@@ -163,10 +198,16 @@ class Health:
         """Return what differs from its definition, except queues that have a problem of their own."""
         plan = self.broker.plan if self.broker else None
         shown = {f"queue {one.level.queue}" for one in self.judged if one.errors}
+        lacking = []
         for problem in in_plan(plan) if plan else ():
             # Its work queue has the problem of an interrupted move.
             if problem.code is Code.DIFFERS or not (problem.subject in shown or problem.code is Code.MOVE_LEFT):
-                yield problem
+                if problem.code is Code.DEFINITION_MISSING:
+                    lacking.append(problem)
+                else:
+                    yield problem
+        if lacking:
+            yield replace(lacking[0], subject=listed(one.subject for one in lacking), count=len(lacking))
 
 
 def look(
@@ -195,13 +236,34 @@ def look(
 
 def merged(found: Sequence[Problem], queues: Queues, last: LastSigns | None) -> list[Problem]:
     """Say once what holds for several queues; ``last`` is what was heard last of the processes if none is alive."""
-    left = _none_alive(found, queues, last)
-    idle = [one for one in left if one.code is Code.IDLE]
-    if len(idle) <= 1:
-        return left
-    names = listed(one.subject for one in idle)
-    several = Problem(code=Code.SEVERAL_IDLE, count=len(idle), values={"names": names})
-    return [several, *(one for one in left if one.code is not Code.IDLE)]
+    left = _several_missing(_none_alive(found, queues, last))
+    missed = [one for one in left if one.code in (Code.NO_CONSUMER, Code.IDLE)]
+    if len(missed) <= 1:
+        return [replace(one, causes=(one.subject,)) if one in missed else one for one in left]
+    ready = {one.subject: one.count for one in missed}
+    several = Problem(
+        code=Code.SEVERAL_UNREAD if any(one.code is Code.NO_CONSUMER for one in missed) else Code.SEVERAL_IDLE,
+        count=len(missed),
+        causes=tuple(ready),
+        values={"names": listed(ready), **_ready_in(ready)},
+    )
+    return [several, *(one for one in left if one not in missed)]
+
+
+def _several_missing(found: Sequence[Problem]) -> list[Problem]:
+    missing = [one for one in found if one.code is Code.MISSING]
+    if len(missing) <= 1:
+        return [replace(one, causes=(one.subject,)) if one in missing else one for one in found]
+    names = tuple(one.subject for one in missing)
+    several = Problem(code=Code.SEVERAL_MISSING, count=len(names), causes=names, values={"names": listed(names)})
+    return [several, *(one for one in found if one not in missing)]
+
+
+def _ready_in(queues: Mapping[str, int]) -> dict[str, object]:
+    """Return the words for the ready messages of some queues, and of each, the most first."""
+    total, held = sum(queues.values()), sorted((one for one in queues.items() if one[1]), key=lambda one: -one[1])
+    places = listed(f"{queue} {number(count)}" for queue, count in held)
+    return {"ready": total, "messages": messages_counted(total), "places": places and f": {places}"}
 
 
 def _none_alive(found: Sequence[Problem], queues: Queues, last: LastSigns | None) -> list[Problem]:
@@ -211,21 +273,29 @@ def _none_alive(found: Sequence[Problem], queues: Queues, last: LastSigns | None
     needy = [one for one in work if one.queue not in queues.excused]
     idle = [one for one in needy if not one.consumers]
     died = last if last is not None and last.died else None
-    if not idle or len(idle) < len(needy) or (not died and (len(idle) == 1 or len(idle) < len(work))):
+    cut_off = next((one for one in found if one.code is Code.DISCONNECTED and one.values["all"]), None)
+    known = bool(died or cut_off)
+    if not idle or len(idle) < len(needy) or (not known and (len(idle) == 1 or len(idle) < len(work))):
         return list(found)
-    unread = work if died else idle
-    ready = sum(one.ready or 0 for one in unread)
-    code = Code.ALL_VANISHED if died else Code.ALL_UNREAD if ready else Code.ALL_IDLE
-    held = sorted((one for one in unread if one.ready), key=lambda one: -(one.ready or 0))
-    places = listed(f"{one.queue} {number(one.ready or 0)}" for one in held)
-    names = {"names": died.names, "span": died.span} if died else {}
-    values = {**names, "messages": messages_counted(ready), "places": places and f": {places}"}
-    all_idle = Problem(code=code, count=len(unread), since=died.at if died else None, values=values)
+    unread = work if known else idle
+    ready = {one.queue: one.ready or 0 for one in unread}
+    code, since = Code.ALL_UNREAD if any(ready.values()) else Code.ALL_IDLE, None
+    values: Mapping[str, object] = {}
+    if died:
+        code, since = Code.ALL_VANISHED, died.at
+        values = {"names": died.names, "span": died.span, "ends": died.ends}
+    elif cut_off:
+        code, since = Code.ALL_DISCONNECTED if any(ready.values()) else Code.ALL_DISCONNECTED_IDLE, cut_off.since
+        values = cut_off.values
+    all_idle = Problem(
+        code=code, count=len(unread), since=since, causes=tuple(ready), values={**values, **_ready_in(ready)}
+    )
     said = {name for one in idle for name in (one.queue, f"{one.queue}{QUARANTINE}")}
     left = [
         one
         for one in found
-        if not (died and one.code is Code.VANISHED)
+        if not (died and one.code in (Code.VANISHED, Code.ENDED))
+        and one is not cut_off
         and one.code not in FOLLOWING
         and not (one.code in UNCONSUMED and one.subject in said)
     ]

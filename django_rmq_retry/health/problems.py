@@ -3,7 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from django_rmq_retry import conf, database_clock
 from django_rmq_retry.amqp.declarer import MOVING
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.arguments import plural
-from django_rmq_retry.breakers.halts import STALE_HALT
+from django_rmq_retry.breakers.halts import known_last
 from django_rmq_retry.breakers.queue_state import Flow, QueueState
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.embedded.place import NotRunning
@@ -33,7 +33,20 @@ from django_rmq_retry.health.facts import (
     SilentCopies,
     Survey,
 )
-from django_rmq_retry.health.processes import LateHandlers, late_handlers, queues_read, unreplaced
+from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR, HandledAgain
+from django_rmq_retry.health.processes import (
+    LOOP_OVER_AFTER,
+    MAY_GO_ON_FOR,
+    Dead,
+    LateHandlers,
+    Process,
+    ProcessState,
+    dead_processes,
+    late_handlers,
+    mark_of,
+    queues_read,
+    unreplaced,
+)
 from django_rmq_retry.health.rules import (
     CLOCKS_APART_AFTER,
     HALTED_TOO_LONG,
@@ -51,16 +64,19 @@ from django_rmq_retry.health.rules import (
     Severity,
 )
 from django_rmq_retry.messages.texts import one_line
-from django_rmq_retry.models import ConsumerProcess, ErrorGroup, GatedAct, QueueControl, RequeueRun
+from django_rmq_retry.models import ConsumerProcess, ErrorGroup, GatedAct, ParkedMessage, QueueControl, RequeueRun
 from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.runs import RunState, RunWait
-from django_rmq_retry.parked.groups import STILL_GROWS, Lately, grows, has_grown
-from django_rmq_retry.topology.declarations import QUARANTINE, QueueDeclaration, Role
+from django_rmq_retry.parked.checked import mark_of_run
+from django_rmq_retry.parked.groups import BURST_TOLD, STILL_GROWS, Lately, grows, has_grown
+from django_rmq_retry.topology.declarations import QueueDeclaration, Role, work_queue
 from django_rmq_retry.topology.plan import Item, Plan, PlanState
 from django_rmq_retry.wording import MOST_IN_A_TEXT, duration, listed, minute, number, span
 
 MOST_REQUESTS_NAMED = 3
-USUAL_WAITS = ("", RunWait.LISTING, RunWait.KEYS_WAIT, RunWait.CANARY_WAITS)
+NEARLY_ALL = 0.8
+"""The share of all parked messages from which the page of their largest cause is where to begin."""
+USUAL_WAITS = ("", RunWait.LISTING, RunWait.KEYS_WAIT, RunWait.CANARY_WAITS, RunWait.OUTCOMES_WAIT)
 """The reasons for which a requeue run waits without a problem."""
 DIED_TOGETHER = timedelta(hours=1)
 """If no consumer is alive, those are named that died within this time before the last one, not those of last week."""
@@ -108,6 +124,9 @@ class Judged:
         """What its row shows if there is no error."""
         return next((one for one in self.problems if one.rule.row and one.severity is not Severity.ERROR), None)
 
+    def of(self, code: Code) -> bool:
+        return any(one.code is code for one in self.problems)
+
     @property
     def remark(self) -> str:
         return self.milder.row if self.milder else ""
@@ -122,6 +141,8 @@ class Queues:
     limits: Limits = Limits()
     vhost: str = "/"
     late: Mapping[str, LateHandlers] = field(default_factory=dict)
+    parked: Mapping[str, int] = field(default_factory=dict)
+    """The parked messages by the queue to which a requeue returns them."""
     stops_known: bool = True
     """False while the database does not tell which queues are stopped, so that no consumer may be needed."""
 
@@ -190,7 +211,7 @@ class Queues:
 
     def _is_unread(self, level: Level) -> bool:
         """Consumers of a work queue also read its quarantine queue, in turn with others."""
-        work = level.queue.removesuffix(QUARANTINE) if level.role is Role.QUARANTINE else level.queue
+        work = work_queue(level.queue) if level.role is Role.QUARANTINE else level.queue
         readers = [one.consumers for one in self.levels if one.queue in (level.queue, work)]
         needs = level.role in (Role.WORK, Role.REPLY, Role.QUARANTINE) and work not in self.excused
         needs = needs and (self.stops_known or level.role is Role.REPLY)
@@ -211,11 +232,19 @@ class Queues:
         return problem(code=Code.ABANDONED, values={"command": command})
 
     def _of_empty(self, level: Level, problem: Callable[..., Problem]) -> Problem:
-        """Name the command that deletes an abandoned queue, unless it would delete messages of a queue beside it."""
+        """Name the command that deletes an abandoned queue, unless messages beside it, or parked ones, need it."""
         whole = self._whole(level)
         beside = [one for one in self.levels if one.abandoned and whole in (one.queue, one.home)]
         held = sum(one.ready or 0 for one in beside)
-        if any(one.consumers for one in beside):
+        parked = self.parked.get(whole, 0)
+        if parked:
+            text = ngettext(
+                "%(number)s parked message belongs to %(whole)s: first edit, move or discard it",
+                "%(number)s parked messages belong to %(whole)s: first edit, move or discard them",
+                parked,
+            )
+            rest = text % {"number": number(parked), "whole": whole}
+        elif any(one.consumers for one in beside):
             rest = _("others still read queue %(whole)s") % {"whole": whole}
         elif held:
             text = ngettext(
@@ -247,7 +276,10 @@ def _drifted(item: Item) -> Problem:
     if item.state is PlanState.LEFT:
         return Problem(code=Code.MOVE_LEFT, subject=item.name.removesuffix(MOVING), values={"aside": item.name})
     declaration = item.declaration
-    repair = "Define it as the broker has it, or rename it."
+    repair = (
+        "rmq_declare does not change it, because another program may own it: define it as the broker has it, with "
+        "existing=True if one does, or rename it."
+    )
     if getattr(declaration, "existing", False):
         repair = "Define it as the broker has it, or ask its owner to change it."
     elif isinstance(declaration, QueueDeclaration):
@@ -267,9 +299,10 @@ def _drifted(item: Item) -> Problem:
     return Problem(code=codes[item.state], subject=f"{item.kind} {item.name}", values=values)
 
 
-def in_survey(survey: Survey, limits: Limits, ready: Mapping[str, int] = MappingProxyType({})) -> Iterator[Problem]:
-    """Yield what the survey of the database shows; ``ready`` has what waits in each queue, as far as it is known."""
+def in_survey(survey: Survey, limits: Limits, levels: Sequence[Level] = ()) -> Iterator[Problem]:
+    """Yield what the survey of the database shows; ``levels`` tell what waits in each queue, as far as it is known."""
     now, read = survey.at, queues_read(survey.processes, survey.at)
+    ready = {level.queue: level.ready for level in levels if level.ready}
     yield from _in_clocks(survey)
     yield from in_outbox(survey.outbox, now, limits) if survey.outbox_answers else [Problem(code=Code.OUTBOX_AWAY)]
     yield from _in_parked(survey, limits)
@@ -277,14 +310,69 @@ def in_survey(survey: Survey, limits: Limits, ready: Mapping[str, int] = Mapping
     for control in survey.stopped:
         is_read = read is None or control.queue in read
         yield _stopped(control, now, ready=ready.get(control.queue, 0), read=is_read)
-    yield from in_halts(survey.halted, now, limits, ready)
+    yield from in_halts(survey.halted, now, limits, levels)
     yield from in_blocked(survey.blocked)
     yield from _in_approvals(survey.approvals, now)
-    yield from in_processes(survey.processes, now)
+    yield from in_processes(survey.processes, now, survey.overtaken, survey.by_dead_workers)
     yield from in_runs(survey.runs, now, survey.elsewhere)
+    if survey.anyway.count:
+        anyway = survey.anyway
+        values = {"number": number(anyway.count)}
+        yield Problem(
+            code=Code.HANDLED_ANYWAY,
+            subject=str(anyway.last),
+            count=anyway.count,
+            since=anyway.at,
+            values=values,
+            doubts=anyway.doubts,
+        )
+    yield from _in_handled_again([one for one in survey.handled_again if one.mark not in survey.checked], now)
     for run in survey.twice:
-        values = {"number": number(run.handled_twice)}
-        yield Problem(code=Code.HANDLED_TWICE, subject=str(run.pk), count=run.handled_twice, values=values)
+        digest = mark_of_run(run)
+        if digest in survey.checked:
+            continue
+        code, count = Code.HANDLED_TWICE, run.handled_twice
+        if not count:
+            code, count = Code.RUN_PERHAPS_TWICE, run.perhaps_twice
+        values = {"number": number(count)}
+        stays = _("This stays here until a day after the run has ended.")
+        if run.finished_at:
+            stays = _("This stays here until %(time)s.") % {"time": minute(run.finished_at + TWICE_REPORTED_FOR)}
+        yield Problem(code=code, subject=str(run.pk), count=count, values=values, stays=stays, doubts={digest: run})
+
+
+def _in_handled_again(known: Sequence[HandledAgain], now: datetime) -> Iterator[Problem]:
+    """Yield what was handled twice, and what perhaps was: what a lost consumer had begun comes before the rest."""
+    certain = [one for one in known if one.certain]
+    begun = [one for one in known if one.begun_by and not one.certain]
+    others = [one for one in known if not (one.begun_by or one.certain)]
+    if certain:
+        yield _handled_again(Code.DONE_TWICE, certain, now)
+    if begun or others:
+        yield _handled_again(Code.PERHAPS_TWICE, begun or others, now, others if begun else ())
+
+
+def _handled_again(
+    code: Code, some: Sequence[HandledAgain], now: datetime, others: Sequence[HandledAgain] = ()
+) -> Problem:
+    last, names, more = max(one.at for one in some), [one.name for one in some], ""
+    if others:
+        text = ngettext(
+            "%(number)s more was given to such a consumer, which may not have begun it: %(names)s.",
+            "%(number)s more were given to such a consumer, which may not have begun them: %(names)s.",
+            len(others),
+        )
+        more = text % {"number": number(len(others)), "names": listed(one.name for one in others)}
+    until = max(one.at for one in (*some, *others)) + TWICE_REPORTED_FOR
+    return Problem(
+        code=code,
+        subject=names[0],
+        count=len(some),
+        since=last,
+        values={"number": number(len(some)), "span": span(now - last), "names": listed(names)},
+        stays=" ".join(filter(None, (more, _("This stays here until %(time)s.") % {"time": minute(until)}))),
+        doubts={one.mark: one for one in (*some, *others)},
+    )
 
 
 def _in_clocks(survey: Survey) -> Iterator[Problem]:
@@ -316,25 +404,33 @@ def _in_approvals(known: ApprovalCounts, now: datetime) -> Iterator[Problem]:
 
 
 def in_outbox(outbox: PendingRows, now: datetime, limits: Limits) -> Iterator[Problem]:
-    """Yield failed messages of the outbox, and overdue ones."""
+    """Yield failed messages of the outbox, and overdue or refused ones."""
     if outbox.failed:
         words = {"reason": _refused(outbox)}
         yield Problem(code=Code.OUTBOX_FAILED, count=outbox.failed, since=outbox.failed_since, values=words)
+    to = _sent_to(outbox.answer_exchange, outbox.answer_key)
+    values: dict[str, object] = {"answer": outbox.answer.strip().removesuffix("."), "to": to}
     if outbox.oldest is not None and now - outbox.oldest > limits.outbox_age:
-        values = _waited(now - outbox.oldest, limits.outbox_age)
+        values |= _waited(now - outbox.oldest, limits.outbox_age)
         code = Code.OUTBOX_REFUSED if outbox.answer else Code.OUTBOX_OVERDUE
-        values["answer"] = outbox.answer.strip().removesuffix(".")
-        yield Problem(code=code, count=outbox.waiting, since=outbox.oldest, values=values)
+        yield Problem(code=code, count=outbox.waiting - outbox.behind, since=outbox.oldest, values=values)
+    elif outbox.refused:
+        # No later attempt is likely to end otherwise: whoever can mend it has to know now, not when it is overdue.
+        yield Problem(code=Code.OUTBOX_NOT_TAKEN, count=outbox.refused, values=values)
+
+
+def _sent_to(exchange: str, key: str) -> str:
+    text = _("exchange %(exchange)r with routing key %(key)r") if exchange else _("queue %(key)r")
+    return text % {"exchange": exchange, "key": key}
 
 
 def _refused(outbox: PendingRows) -> str:
     """Return which message of the outbox failed first, where to, and why."""
     values = {
         "message": outbox.failed_first,
-        "to": _("exchange %(exchange)r with routing key %(key)r") if outbox.failed_exchange else _("queue %(key)r"),
+        "to": _sent_to(outbox.failed_exchange, outbox.failed_key),
         "answer": outbox.failed_answer.strip().removesuffix("."),
     }
-    values["to"] %= {"exchange": outbox.failed_exchange, "key": outbox.failed_key}
     if outbox.untaken < outbox.failed:
         text = ngettext(
             "The broker did not take %(message)s to %(to)s: %(answer)s. It waits until somebody sends it again or "
@@ -351,7 +447,12 @@ def _refused(outbox: PendingRows) -> str:
             "again, once their queues are declared.",
             outbox.failed,
         )
-    return text % values
+    behind = ngettext(
+        "%(number)s more waits for a failed one with its ordering key.",
+        "%(number)s more wait for a failed one with their ordering key.",
+        outbox.behind,
+    )
+    return " ".join([text % values, *([behind % {"number": number(outbox.behind)}] if outbox.behind else [])])
 
 
 def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
@@ -373,9 +474,26 @@ def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
                 "runs": [str(run.pk) for run in (*sending[-1:], *(one.run for one in survey.left_behind[:1]))],
                 "request": str(survey.approvals.of_parked[0][0].pk) if survey.approvals.of_parked else "",
                 "others": survey.cause.others if survey.cause else 0,
+                "mixed": _is_mixed(survey.cause, parked.count),
+                "command": _next_look(survey),
                 "many": PARKED_TOO_MANY,
             },
         )
+
+
+def _is_mixed(cause: LargestCause | None, parked: int) -> bool:
+    """Return True if several causes have to be worked on: no single one has nearly all of what is parked."""
+    return bool(cause and cause.others and cause.count < parked * NEARLY_ALL)
+
+
+def _next_look(survey: Survey) -> str:
+    """Return the command that shows what can be done: a preview if there is one cause that a requeue may cure."""
+    cause = survey.cause
+    if cause is None or cause.only is None or cause.others:
+        return "manage.py rmq_parked groups"
+    if cause.permanent:
+        return f"manage.py rmq_parked list --group {cause.only}"
+    return f"manage.py rmq_parked requeue --group {cause.only} --dry-run"
 
 
 def _in_silent(silent: SilentCopies, now: datetime) -> Iterator[Problem]:
@@ -396,7 +514,7 @@ def _handled_already(parked: ParkedCounts) -> str:
 
 
 def _caused(survey: Survey) -> str:
-    """Return the largest cause and its new failures, short enough for the first line of a page."""
+    """Return the cause that is named and its new failures, short enough for the first line of a page."""
     cause = survey.cause
     if cause is None:
         return ""
@@ -408,35 +526,54 @@ def _caused(survey: Survey) -> str:
         last_new=cause.last_new,
         last_seen=cause.last_seen,
         now=survey.at,
+        parked=cause.count,
     )
-    return f": {title}, {grown}"
+    larger, most = cause.larger or ("", 0)
+    rest = survey.parked.count - cause.count - most
+    also = f"; {number(most)} {larger}" if larger else ""
+    others = ngettext("; %(number)s other", "; %(number)s others", rest) if cause.others and rest > 0 else ""
+    return f": {title}, {grown}{also}{others % {'number': number(rest)} if others else ''}"
+
+
+def _perhaps_handled(survey: Survey) -> list[str]:
+    """Return those that cost most if they are handled again, however few they are."""
+    if not survey.by_dead_workers:
+        return []
+    count, most = len(survey.by_dead_workers), MOST_SURVEYED_MESSAGES
+    text = ngettext(
+        "%(number)s of them may have been handled, because its worker died: %(names)s.",
+        "%(number)s of them may have been handled, because their worker died: %(names)s.",
+        count,
+    )
+    shown = f"{number(most)}+" if count > most else number(count)
+    return [text % {"number": shown, "names": listed(map(str, survey.by_dead_workers))}]
 
 
 def _details(survey: Survey, oldest: datetime) -> str:
     """Return what else is known of the parked messages, each as a sentence."""
-    found = [
+    found = _perhaps_handled(survey)
+    found += [
         f"{one.sentence} {one.explanation}".strip().removesuffix(".") + "."
         for one in survey.left_behind[:MOST_IN_A_TEXT]
     ]
     if edited := survey.parked.edited:
         text = ngettext("%(number)s is edited and not sent.", "%(number)s are edited and not sent.", edited)
         found.append(text % {"number": number(edited)})
-    found += [_places(survey.cause, survey.parked.count)] if survey.cause else []
+    found += [_places(survey.cause)] if survey.cause else []
     found.append(_("The oldest %(span)s ago.") % {"span": span(survey.at - oldest)})
     asked = _asked_for(survey.approvals)
     return " ".join(filter(None, (*found, _sent_by(survey), *asked, _behind(survey.blocked))))
 
 
-def _places(cause: LargestCause, parked: int) -> str:
-    """Return the queues of the largest cause, and the number of what is in other error groups."""
+def _places(cause: LargestCause) -> str:
+    """Return the queues of the cause that is named, and the number of the other error groups."""
     places = ", ".join(f"{queue} {number(count)}" for queue, count in cause.places.items())
-    text = _("In %(places)s.") % {"places": places}
-    if cause.others:
-        more = ngettext(
-            "%(number)s in another error group.", "%(number)s in %(count)d other error groups.", cause.others
-        )
-        text += " " + more % {"number": number(parked - cause.count), "count": cause.others}
-    return text
+    if not cause.others:
+        return _("In %(places)s.") % {"places": places}
+    rest = ngettext(
+        "The rest in %(count)d other error group.", "The rest in %(count)d other error groups.", cause.others
+    )
+    return f"{cause.title}: {places}. {rest % {'count': cause.others}}"
 
 
 def _behind(blocked: BlockedCounts) -> str:
@@ -485,10 +622,13 @@ def growth(
     last_new: datetime | None,
     last_seen: datetime,
     now: datetime,
+    parked: int | None = None,
 ) -> str:
     """Say if more messages fail, as far as it is known: that none fails now may also mean that none is attempted.
 
-    ``newest`` is the number of new messages ``since`` then, and ``again`` that of the last minutes' requeued ones.
+    ``newest`` is the number of new messages of the last burst, which began ``since`` then, and ``again`` that of the
+    last minutes' requeued ones. If fewer are ``parked``, some of the burst were decided on: its number, which is larger
+    than the one of the messages that wait, would be no news.
     """
     if grows(newest, last_new or last_seen, now):
         return _("growing")
@@ -497,9 +637,12 @@ def growth(
         if again > 1:
             return _("%(number)s failed again, the last %(span)s ago") % {"number": number(again), **passed}
         return (_("failed again %(span)s ago") if again else _("the last %(span)s ago")) % passed
-    if since is not None and has_grown(newest):
+    all_parked = parked is None or parked >= newest
+    if since is not None and has_grown(newest) and all_parked and now - (last_new or last_seen) < BURST_TOLD:
         text = _("+%(number)s since %(time)s, none for %(span)s")
-        return text % {"number": number(newest), "time": minute(since), **passed}
+        # Those that an operator has sent meanwhile, and that failed again, are no part of that number.
+        quiet = span(max(now - (last_new or last_seen), timedelta()))
+        return text % {"number": number(newest), "time": minute(since), "span": quiet}
     return _("no new failure for %(span)s") % passed
 
 
@@ -542,22 +685,33 @@ def _stopped(control: QueueControl, now: datetime, *, ready: int, read: bool) ->
 
 
 def in_halts(
-    halted: Iterable[QueueControl], now: datetime, limits: Limits, ready: Mapping[str, int] = MappingProxyType({})
+    halted: Iterable[QueueControl], now: datetime, limits: Limits, levels: Sequence[Level] = ()
 ) -> Iterator[Problem]:
+    """Yield the halts, but for those that no consumer reports now of queues that hold no message any more."""
+    ready = {level.queue: level.ready or 0 for level in levels}
+    empty = {level.queue for level in levels if _holds_nothing(level)}
     for control in halted:
-        yield _halted(control, now, limits, ready.get(control.queue, 0))
+        if not (control.queue in empty and known_last(control, now)):
+            yield _halted(control, now, limits, ready.get(control.queue, 0))
+
+
+def _holds_nothing(level: Level) -> bool:
+    """Return True if it is known that neither the queue nor a consumer has a message of it."""
+    in_handlers = level.consumers if level.unacked is None else level.unacked
+    return level.ready == 0 and not in_handlers
 
 
 def _halted(control: QueueControl, now: datetime, limits: Limits, ready: int) -> Problem:
     lasted, most = now - control.halted_at if control.halted_at else timedelta(), limits.halted_age
     error = control.halted_error
     cause = error.removesuffix(".")
-    values = {"attempt": control.halted_attempt, "error": error, "cause": cause, "waiting": _waiting(ready)}
+    values: dict[str, object] = {"error": error, "cause": cause, "waiting": _waiting(ready)}
+    values |= {"attempt": control.halted_attempt, "first": control.halted_key or control.halted_message}
     return Problem(
         code=Code.HALTED_LONG if most is not None and lasted > most else Code.HALTED,
         subject=control.queue,
         since=control.halted_at,
-        as_of=control.halted_seen_at if control.halted_seen_at and control.halted_seen_at <= now - STALE_HALT else None,
+        as_of=known_last(control, now),
         values={**values, **_waited(lasted, most or HALTED_TOO_LONG)},
     )
 
@@ -577,15 +731,35 @@ def in_blocked(blocked: BlockedCounts) -> Iterator[Problem]:
             )
 
 
-def in_processes(rows: Iterable[ConsumerProcess], now: datetime) -> Iterator[Problem]:
-    """Yield what heartbeats show: vanished and disconnected processes, and different versions."""
+def in_processes(
+    rows: Iterable[ConsumerProcess],
+    now: datetime,
+    overtaken: Sequence[Process] = (),
+    suspects: Sequence[ParkedMessage] = (),
+) -> Iterator[Problem]:
+    """Yield what heartbeats show: vanished and disconnected processes, and different versions.
+
+    Those ``overtaken`` may be frozen with messages that others got since. The ``suspects`` are parked because their
+    workers died.
+    """
     known = sorted(rows, key=lambda row: (row.host, row.pid))
-    gone = sorted(unreplaced(known, now), key=lambda row: (row.host, row.pid))
+    # The one that has just fallen silent may hang: it is not named behind those that died an hour ago.
+    dead = sorted(dead_processes(known, now), key=lambda one: one.row.beat_at, reverse=True)
+    told = {id(one.row) for one in overtaken}
+    gone = [one.row for one in dead if one.state is ProcessState.VANISHED and one.loop is None]
+    gone = [row for row in gone if id(row) not in told]
     living = [row for row in known if row.living(now)]
-    if gone:
-        names = listed(f"{row} ({_end_of(row, now)})" for row in gone)
-        last = max(row.beat_at for row in gone)
-        yield Problem(code=Code.VANISHED, count=len(gone), since=last, values={"names": names})
+    loops = crash_loops(dead, now, [row for row in living if not row.silent(now)], suspects).values()
+    # Of those of one service that are over only the latest is told, and none beside one that goes on.
+    latest_last = sorted(loops, key=lambda one: (one.severity, str(one.since)))
+    yield from {one.subject: one for one in latest_last}.values()
+    if overtaken:
+        yield _overtaken(overtaken, now)
+    ended, vanished = ([row for row in gone if bool(row.ended_at) is it] for it in (True, False))
+    if ended:
+        yield _ended(ended, now)
+    if vanished:
+        yield _vanished(vanished, now)
     for what, versions in (
         (_("the project"), Counter(row.deploy for row in living)),
         ("django-rmq-retry", Counter(row.version for row in living)),
@@ -596,23 +770,172 @@ def in_processes(rows: Iterable[ConsumerProcess], now: datetime) -> Iterator[Pro
     stuck = stuck_processes(known, now)
     if stuck:
         since = min(row.stuck_at for row in stuck if row.stuck_at)
-        values = {"names": listed(map(str, stuck)), "span": span(now - since)}
+        values: dict[str, object] = {"names": listed(map(str, stuck)), "span": span(now - since)}
         yield Problem(code=Code.STUCK, count=len(stuck), since=since, values=values)
     yield from in_late(late_handlers(known, now))
-    away = [row for row in living if not row.connected]
+    # One that is not heard of any more may be dead, and one that has just been started has had no time to connect.
+    away = [row for row in living if not (row.connected or row.starting or row.silent(now))]
     if away:
         lost = min((row.lost_at for row in away if row.lost_at), default=None)
-        yield Problem(code=Code.DISCONNECTED, count=len(away), since=lost, values={"names": listed(map(str, away))})
+        lasted = now - (lost or min(row.started_at for row in away))
+        all_of_them = not any(row.connected for row in living)
+        values = {"names": listed(map(str, away)), "all": all_of_them, "span": span(lasted)}
+        yield Problem(code=Code.DISCONNECTED, count=len(away), since=lost, values=values)
 
 
-def _end_of(row: ConsumerProcess, now: datetime) -> str:
-    ago = _("%(span)s ago") % {"span": span(now - row.beat_at)}
-    return _("ended %(ago)s: %(fault)s") % {"ago": ago, "fault": _fault(row)} if row.ended_at else ago
+def crash_loops(
+    dead: Iterable[Dead | Process],
+    now: datetime,
+    heard: Iterable[ConsumerProcess],
+    suspects: Sequence[ParkedMessage],
+) -> dict[int, Problem]:
+    """Return each crash loop as one problem, by the identity of its last process, which all of its dead ones name.
+
+    Those that go on with the same queues are one.
+    """
+    loops: dict[object, list[Dead | Process]] = {}
+    place: dict[int, object] = {}
+    for one in dead:
+        if one.loop is not None:
+            place[id(one.loop)] = id(one.loop) if one.loop_over else frozenset(one.row.queues)
+            loops.setdefault(place[id(one.loop)], []).append(one)
+    living = list(heard)
+    told = {key: _crash_loop(some, now, living, suspects) for key, some in loops.items()}
+    return {loop: told[key] for loop, key in place.items()}
+
+
+def _crash_loop(
+    looping: Sequence[Dead | Process],
+    now: datetime,
+    heard: Sequence[ConsumerProcess],
+    suspects: Sequence[ParkedMessage],
+) -> Problem:
+    rows = sorted((one.row for one in looping), key=lambda row: row.beat_at)
+    first, last, heir = rows[0].beat_at, rows[-1].beat_at, looping[0].loop
+    queues = list(dict.fromkeys(queue for row in reversed(rows) for queue in row.queues))
+    killers = [one for one in suspects if one.parked_at >= first and one.queue in map(work_queue, queues)]
+    said = [_("Parked meanwhile because their worker died: %(names)s.") % {"names": listed(map(str, killers))}]
+    said = said if killers else []
+    said += _in_hand(rows, known=bool(killers))
+    unread = [queue for queue in queues if not any(queue in row.queues for row in heard)]
+    over = heir is not None and looping[0].loop_over
+    # The one that outlived the loop may be dead, too: then another one that lives may show that it is over.
+    living = [row for row in heard if set(row.queues) & set(queues)]
+    witness = max(living, key=lambda row: (row == heir, row.ran(now)), default=None)
+    if over and witness is not None and witness.ran(now) > LOOP_OVER_AFTER:
+        lived = _("It seems over: %(process)s has run for %(span)s.")
+        said.append(lived % {"process": witness, "span": span(witness.ran(now))})
+    elif unread:
+        said.append(_("Nobody reads %(queues)s now.") % {"queues": listed(unread)})
+    return Problem(
+        code=Code.CRASH_LOOP_OVER if over else Code.CRASH_LOOP,
+        subject=listed(queues),
+        count=len(rows),
+        since=first,
+        values={
+            # The killer's queue says more than all that its worker read.
+            "queues": listed(dict.fromkeys(one.queue for one in killers) or queues),
+            "number": number(len(rows)),
+            "within": span(last - first),
+            "span": span(now - last),
+            "details": " ".join(said),
+            "group_of_killer": str(killers[0].group_id) if killers else "",
+        },
+    )
+
+
+def _in_hand(rows: Iterable[ConsumerProcess], *, known: bool) -> list[str]:
+    """Return what dead processes had in flight, and how often the same: one that kills at once is in no heartbeat."""
+    each = ({entry.get("key") or entry.get("message_id") for entry in row.in_flight} for row in rows)
+    held = Counter(name for names in each for name in names if name)
+    if not held:
+        return (
+            []
+            if known
+            else [_("None had reported a message of these queues in flight: their logs say why they ended.")]
+        )
+    if max(held.values()) == 1 and (known or len(held) > 1):
+        return [] if known else [_("They had different messages in flight.")]
+    messages = listed(f"{name} ({number(times)})" for name, times in held.most_common())
+    return [_("In flight as they died, and how often: %(messages)s.") % {"messages": messages}]
+
+
+def _overtaken(found: Sequence[Process], now: datetime) -> Problem:
+    latest = sorted(found, key=lambda one: one.row.beat_at, reverse=True)
+    each = [message for one in latest for message in one.reported]
+    has = [message.name for message in each if message.also]
+    had = [message.name for message in each if not message.also]
+    unreported = {place: name or "-" for one in latest for place, name in one.unreported.items()}
+    said = [
+        text % {"number": number(len(names)), "names": listed(names)}
+        for text, names in (
+            (_("Others have now (%(number)s): %(names)s."), has),
+            (_("Others have handled since (%(number)s): %(names)s."), had),
+            (
+                _("Others have got since, perhaps from such a consumer (%(number)s): %(names)s."),
+                list(unreported.values()),
+            ),
+        )
+        if names
+    ]
+    return Problem(
+        code=Code.VANISHED_IN_HAND,
+        count=len(latest),
+        since=latest[0].row.beat_at,
+        causes=tuple(str(one.row) for one in latest),
+        values={
+            "ages": listed(f"{one.row} ({_ago(one.row, now)})" for one in latest),
+            "held": " ".join(said),
+            "until": minute(max(one.row.beat_at + MAY_GO_ON_FOR for one in latest)),
+        },
+        doubts={mark_of(one.row): one.row for one in latest},
+    )
+
+
+def _vanished(gone: Sequence[ConsumerProcess], now: datetime) -> Problem:
+    said = _in_flight_of(gone)
+    if said:
+        said += " " + _("End one that hangs before it goes on, or they may be handled twice.")
+    return Problem(
+        code=Code.VANISHED,
+        count=len(gone),
+        since=max(row.beat_at for row in gone),
+        values={"ages": listed(f"{row} ({_ago(row, now)})" for row in gone), "held": said},
+    )
+
+
+def _ended(gone: Sequence[ConsumerProcess], now: datetime) -> Problem:
+    """Say why processes ended: a reason that several have only once."""
+    by_fault: dict[str, list[str]] = {}
+    for row in gone:
+        since = _ago(row, now)
+        since = _("last heard of %(ago)s") % {"ago": since} if row.end_noticed else since
+        by_fault.setdefault(_fault(row), []).append(f"{row}, {since}")
+    return Problem(
+        code=Code.ENDED,
+        count=len(gone),
+        since=max(row.beat_at for row in gone),
+        values={
+            "ends": listed(f"{fault} ({'; '.join(names)})" for fault, names in by_fault.items()),
+            "held": _in_flight_of(gone),
+        },
+    )
+
+
+def _in_flight_of(gone: Sequence[ConsumerProcess]) -> str:
+    """Return a sentence on what these had in flight, with a space before it; empty if nothing."""
+    count = sum(len(row.in_flight) + row.unlisted for row in gone)
+    text = ngettext("%(number)s message was in flight", "%(number)s messages were in flight", count)
+    return f" {text % {'number': number(count)}}." if count else ""
+
+
+def _ago(row: ConsumerProcess, now: datetime) -> str:
+    return _("%(span)s ago") % {"span": span(now - row.beat_at)}
 
 
 def _fault(row: ConsumerProcess) -> str:
     """Return the first sentence of the reason for which a process ended."""
-    return row.fault.partition(". ")[0].removesuffix(".")
+    return row.why_ended.partition(". ")[0].removesuffix(".")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -622,6 +945,8 @@ class LastSigns:
     at: datetime
     span: str
     names: str
+    ends: str
+    """How many of them ended, why, and how many vanished, after a colon; empty if none has said why it ended."""
     died: bool
     """True if one of them was killed or ended with a fault; another one is stopping."""
 
@@ -631,25 +956,42 @@ def last_signs(rows: Sequence[ConsumerProcess], now: datetime) -> LastSigns | No
 
     One that is stopping, or that has ended a moment ago, was heard later than those that vanished before.
     """
+    if any(row.living(now) for row in rows):
+        return None
     gone = {id(row) for row in unreplaced(rows, now)}
     known = [row for row in rows if id(row) in gone or not row.vanished(now)]
-    if not known or any(row.living(now) for row in known):
+    if not known:
         return None
     last = max(row.beat_at for row in known)
     lately = [row for row in known if last - row.beat_at < DIED_TOGETHER]
-    lately.sort(key=lambda row: (row.vanished(now), row.host, row.pid))
+    lately.sort(key=lambda row: row.beat_at, reverse=True)
     return LastSigns(
         at=last,
         span=span(now - last),
-        names=listed(map(_named_with_end, lately)),
-        died=any(row.ended_at or row.vanished(now) for row in lately),
+        names=listed(map(_named, lately)),
+        ends=_ends(lately, now),
+        died=any(row.vanished(now) for row in lately),
     )
 
 
-def _named_with_end(row: ConsumerProcess) -> str:
-    if row.ended_at:
-        return _("%(process)s (ended: %(fault)s)") % {"process": row, "fault": _fault(row)}
-    return _("%(process)s (stopping)") % {"process": row} if row.stopping else str(row)
+def _named(row: ConsumerProcess) -> str:
+    stops = row.stopping and not row.ended_at
+    return _("%(process)s (stopping)") % {"process": row} if stops else str(row)
+
+
+def _ends(rows: Iterable[ConsumerProcess], now: datetime) -> str:
+    ended, others = [], 0
+    for row in rows:
+        if row.ended_at:
+            ended.append(row)
+        elif row.vanished(now):
+            others += 1
+    if not ended:
+        return ""
+    text = ngettext("%(number)s ended (%(faults)s)", "%(number)s ended (%(faults)s)", len(ended))
+    said = [text % {"number": number(len(ended)), "faults": listed(dict.fromkeys(map(_fault, ended)))}]
+    said += [ngettext("%(count)d vanished", "%(count)d vanished", others) % {"count": others}] if others else []
+    return f": {', '.join(said)}"
 
 
 def in_late(late: Mapping[str, LateHandlers]) -> Iterator[Problem]:
@@ -741,7 +1083,9 @@ def _with_others(explanation: str, others: int) -> str:
 
 
 def unusable(alias: str, reason: str) -> Problem:
-    return Problem(code=Code.DATABASE_UNUSABLE, subject=alias, values={"reason": reason})
+    # PostgreSQL's client asks back whether the server is running.
+    told = reason.partition(" Is the server running")[0]
+    return Problem(code=Code.DATABASE_UNUSABLE, subject=alias, values={"reason": told})
 
 
 def unreachable(error: Exception) -> Problem:
@@ -754,6 +1098,16 @@ def unreachable(error: Exception) -> Problem:
         return Problem(code=Code.BROKER_AWAY, values={"address": error.address, "reason": error.reason})
     # A URL function of the project may raise anything.
     return Problem(code=Code.BROKER_UNUSABLE, values={"setting": LOGIN, "reason": one_line(error)})
+
+
+def as_felt(away: Problem, survey: Survey | None) -> Problem:
+    """Return a broker that is away as it is: for this host alone while consumers have their connections."""
+    now, rows = (survey.at, survey.processes) if survey else (None, ())
+    reaching = [row for row in rows if now and row.connected and row.living(now) and not row.silent(now)]
+    if away.code is not Code.BROKER_AWAY or not now or not reaching:
+        return away
+    values = {**away.values, "span": span(now - max(row.beat_at for row in reaching))}
+    return replace(away, code=Code.BROKER_AWAY_HERE, count=len(reaching), values=values)
 
 
 def too_many_parked(levels: Iterable[Level], survey: Survey | None, limits: Limits) -> Iterator[Problem]:

@@ -1,41 +1,61 @@
-"""The consuming processes as their heartbeats report them: running, stopping, without a broker, silent or vanished."""
+"""The consuming processes as their heartbeats report them, from starting to vanished."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice
+from statistics import median_high
 from typing import Any
 
 from django.db import router
 from django.db.models import Q
 
 from django_rmq_retry import database_clock
+from django_rmq_retry.attempts.since_then import Later, attempts_with, later
 from django_rmq_retry.conf import settings
+from django_rmq_retry.health.begun import time_in
+from django_rmq_retry.health.handled_again import delivered_again, handlers_that_repeat_nothing, reads
+from django_rmq_retry.health.process_place import has_ended, machine
 from django_rmq_retry.models import ConsumerProcess, ParkedMessage, State
-from django_rmq_retry.models.controls import VANISHED_AFTER
+from django_rmq_retry.models.controls import KILLED, SILENT_AFTER, has_vanished
+from django_rmq_retry.parked.checked import mark
+from django_rmq_retry.topology.declarations import work_queue
 
-KEPT_EMPTY, KEPT_AFTER_A_FAULT, KEPT = timedelta(minutes=10), timedelta(hours=1), timedelta(days=1)
-"""The ages at which the row of a vanished process is deleted: without messages in flight, and with some."""
 LOOP_DEATHS, LOOP_SPAN = 3, timedelta(minutes=30)
-"""So many processes that replaced one another and vanished within this time need somebody, although the last lives."""
+"""So many processes that replaced one another and vanished within this time need somebody, although the last lives. Of
+a process that lived for less than LOOP_OVER_AFTER its own death and the one before it are enough."""
+LOOP_OVER_AFTER, LOOP_OVER_BY = timedelta(minutes=2), 1.5
+"""A crash loop seems over once its last process has run for longer than this, and so many times as long as any other:
+what ends each after five minutes ends the next one not to the second."""
 TAKEN_OVER_AFTER = timedelta(minutes=10)
 """The time for which a vanished process needs somebody although others read all its queues: it may be missed."""
+MAY_GO_ON_FOR = timedelta(hours=1)
+"""The time for which a process that nobody has seen to end is told of while others got its messages: it may be frozen,
+with its host, and go on."""
+KEPT_EMPTY, KEPT = MAY_GO_ON_FOR, timedelta(days=1)
+"""The ages at which the row of a vanished process is deleted: without messages in flight, and with some."""
 MOST_LISTED_PROCESSES = 200
 """The most processes that a page or command shows: those with the latest heartbeats."""
+NOTED_WITHIN = timedelta(seconds=30)
+"""The time in which a process that runs has noted which others of its machine are gone."""
 MOST_LOOKED_UP = 200
 """The most messages of dead processes whose records are looked up."""
+
+Reading = tuple[ConsumerProcess, frozenset[str]]
+"""A process with the queues that it reads."""
 
 
 class ProcessState(StrEnum):
     """The state of a process, for machines; labels for users are translated elsewhere."""
 
     RUNNING = "running"
+    STARTING = "starting"
     STOPPING = "stopping"
     NO_BROKER = "no broker"
     SILENT = "silent"
-    """Its last heartbeats are missing."""
+    """Its last heartbeat is missing."""
     VANISHED = "vanished"
     REPLACED = "replaced"
     """Vanished, and a process that was started later took its queues over."""
@@ -60,6 +80,8 @@ class InFlight:
     timeout: float | None
     auto_ack: bool
     """True if the broker dropped the message as it sent it, so it is not delivered again."""
+    again: bool
+    """True if another consumer had it before and did not acknowledge it."""
     blocks: int | None = None
     """Seconds for which its async handler blocks the event loop, and with it all others of the process; None if not.
 
@@ -67,6 +89,10 @@ class InFlight:
     """
     record: ParkedMessage | None = None
     """Its record, if its process is not heard of any more and the message was parked at some time."""
+    later: Later | None = None
+    """What was made of it since, if its process is not heard of any more."""
+    also: str = ""
+    """Another process that has it in flight, if its own is not heard of any more: one that hangs may handle it too."""
 
     @property
     def late(self) -> bool:
@@ -74,8 +100,25 @@ class InFlight:
         return self.timeout is not None and self.length.total_seconds() > self.timeout
 
     @property
+    def name(self) -> str:
+        """Its first business key, else its id."""
+        return self.key or self.message_id
+
+    @property
+    def overtaken(self) -> bool:
+        """True if another process has it now, or has had it since."""
+        return bool(self.also or self.later)
+
+    @property
+    def perhaps_twice_by(self) -> str:
+        """The process that handled it although this one had begun; empty if none is known to have done so."""
+        return self.later.process if self.later and self.later.twice else ""
+
+    @property
     def processed_since(self) -> bool:
         """True if it is known to have been processed after this attempt began: nothing is left to do for it."""
+        if self.later is not None and self.later.ended:
+            return True
         known = self.record
         if known is None or known.state != State.PROCESSED or known.succeeded_at is None or self.since is None:
             return False
@@ -83,7 +126,7 @@ class InFlight:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any], beat: datetime, now: datetime) -> "InFlight":
-        since, blocks_since = _time(entry.get("since")), _time(entry.get("blocks_since"))
+        since, blocks_since = time_in(entry.get("since")), time_in(entry.get("blocks_since"))
         texts: dict[str, Any] = {name: str(entry.get(name) or "") for name in ("queue", "handler", "key", "message_id")}
         return cls(
             **texts,
@@ -93,6 +136,7 @@ class InFlight:
             seconds=_seconds(since, now),
             timeout=float(timeout) if isinstance(timeout := entry.get("timeout"), int | float) else None,
             auto_ack=entry.get("auto_ack") is True,
+            again=entry.get("again") is True,
             blocks=_seconds(blocks_since, now),
         )
 
@@ -104,21 +148,40 @@ class Process:
     in_flight: tuple[InFlight, ...]
     unheard: timedelta
     """The time since its last heartbeat."""
-    loop: bool = False
-    """True if it vanished in a crash loop."""
+    loop: ConsumerProcess | None = None
+    """If it vanished in a crash loop, the last process of that, which may live."""
+    loop_over: bool = False
+    """True if that crash loop seems over."""
     red_until: datetime | None = None
     """The time from which a vanished process needs nobody, because others read all its queues."""
+    unreported: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Messages of its queues that others got since, and that it had not reported: it may have them, too. Their names
+    by their queues and ids."""
 
     @property
     def forgotten_at(self) -> datetime:
         """The time at which the row of a vanished process is deleted."""
-        least = KEPT_AFTER_A_FAULT if self.row.ended_at else KEPT_EMPTY
-        return self.row.beat_at + (KEPT if self.in_flight else least)
+        return self.row.beat_at + (KEPT if self.in_flight else KEPT_EMPTY)
 
     @property
     def settled_by_others(self) -> bool:
         """True if it vanished, and others do its work."""
         return self.state in (ProcessState.REPLACED, ProcessState.TAKEN_OVER)
+
+    @property
+    def may_go_on(self) -> bool:
+        """True if it vanished, and may only be frozen."""
+        return self.vanished and self.loop is None and _may_go_on(self.row, self.unheard)
+
+    @property
+    def reported(self) -> tuple[InFlight, ...]:
+        """Those of its messages that others have got since, if it may go on."""
+        return tuple(one for one in self.in_flight if one.overtaken) if self.may_go_on else ()
+
+    @property
+    def overtaken(self) -> bool:
+        """True if others have got messages of its since: it does their work again if it is only frozen."""
+        return bool(self.reported or self.unreported)
 
     @property
     def vanished(self) -> bool:
@@ -141,8 +204,9 @@ class Process:
 
     @property
     def settled(self) -> bool:
-        """True if nothing is left to do for its messages: each is known to have been processed since."""
-        return bool(self.in_flight) and all(one.processed_since for one in self.in_flight)
+        """True if nothing is left to do for what it had reported: each was processed since, and it does none again."""
+        known = self.in_flight and not self.row.unlisted and not self.overtaken
+        return bool(known) and all(one.processed_since for one in self.in_flight)
 
     @property
     def late(self) -> bool:
@@ -157,6 +221,7 @@ class Process:
     @classmethod
     def of(cls, row: ConsumerProcess, now: datetime, dead: "Dead | None") -> "Process":
         state = ProcessState.RUNNING if row.connected else ProcessState.NO_BROKER
+        state = ProcessState.STARTING if row.starting else state
         if dead:
             state = dead.state
         elif row.silent(now):
@@ -169,7 +234,8 @@ class Process:
             state=state,
             in_flight=in_flight,
             unheard=max(now - row.beat_at, timedelta()),
-            loop=dead is not None and dead.loop,
+            loop=dead.loop if dead else None,
+            loop_over=bool(dead and dead.loop_over),
             red_until=dead.red_until if dead else None,
         )
 
@@ -178,31 +244,106 @@ def processes(*, most: int = MOST_LISTED_PROCESSES) -> list[Process]:
     """Return the processes: the vanished ones first, then those that are silent, without a broker, or with a handler
     that is late or blocks others.
 
-    Vanished ones that were replaced come last. This is one query, and another one if dead processes had messages in
-    flight, for what became of these.
+    Vanished ones that were replaced come last. This is one query, two more if dead processes had messages in flight,
+    for what became of these, and one more if one may be frozen.
     """
     alias = router.db_for_read(ConsumerProcess)
     rows = list(ConsumerProcess.objects.using(alias).order_by("-beat_at")[:most])
     now = database_clock.now(alias)
     dead = {one.row.pk: one for one in dead_processes(rows, now)}
-    return sorted(_with_records([Process.of(row, now, dead.get(row.pk)) for row in rows]), key=_place)
+    found = _with_others(_with_later([Process.of(row, now, dead.get(row.pk)) for row in rows]))
+    return sorted(map(_as_told, _with_unreported(found)), key=_place)
 
 
-def _with_records(found: list[Process]) -> list[Process]:
-    """Add the latest record of each message that a process had in flight when it was last heard of."""
+def overtaken(rows: Iterable[ConsumerProcess], now: datetime) -> list[Process]:
+    """Return the processes that may be frozen with messages that others got since, after ``read_in_flight``.
+
+    One query, if one vanished lately, and two more if it had messages in flight.
+    """
+    known = list(rows)
+    gone = (one for one in dead_processes(known, now) if one.loop is None)
+    dead = [one for one in gone if _may_go_on(one.row, now - one.row.beat_at)]
+    if not dead:
+        return []
+    living = [Process.of(row, now, None) for row in known if not row.vanished(now)]
+    found = _with_others([*living, *_with_later([Process.of(one.row, now, one) for one in dead])])
+    return [_as_told(one) for one in _with_unreported(found) if one.overtaken]
+
+
+def _may_go_on(row: ConsumerProcess, unheard: timedelta) -> bool:
+    """Return True if nothing says that a process has ended: one that was told to end, and is gone, was killed."""
+    return row.ended_at is None and not row.stopping and unheard <= MAY_GO_ON_FOR
+
+
+def _as_told(process: Process) -> Process:
+    """Return the process; one that may do again what others got needs somebody, whoever reads its queues."""
+    if not process.overtaken:
+        return process
+    return replace(process, state=ProcessState.VANISHED, red_until=process.row.beat_at + MAY_GO_ON_FOR)
+
+
+def _with_others(found: list[Process]) -> list[Process]:
+    """Add to each message of a process that is not heard of any more which other one has it now."""
+    heard = [one for one in found if one.heard]
+    has = {_place_of(each): str(one.row) for one in heard for each in one.in_flight if each.message_id}
+
+    def also(process: Process) -> Process:
+        each = (replace(one, also=has.get(_place_of(one), "")) for one in process.in_flight)
+        return replace(process, in_flight=tuple(each))
+
+    return [process if process.heard else also(process) for process in found]
+
+
+def _with_unreported(found: list[Process]) -> list[Process]:
+    """Add to each process that may go on what others got since of its queues, and it had not reported.
+
+    What it took after its last heartbeat is in no report, and the broker gives all of it to others.
+    """
+    beats = [one.row.beat_at for one in found if one.may_go_on]
+    if not beats:
+        return found
+    once = handlers_that_repeat_nothing()
+    held = (each for one in found if one.heard for each in one.in_flight if each.again and each.handler not in once)
+    again = [(_place_of(each), each.name, each.since) for each in held if each.since is not None]
+    again += [((one.queue, one.message_id or one.identity), name, at) for one, name, at in delivered_again(min(beats))]
+
+    def unreported(process: Process) -> dict[tuple[str, str], str]:
+        had = set(map(_place_of, process.in_flight))
+        since = [one for one in again if one[2] > process.row.beat_at and reads(process.row, one[0][0])]
+        return {place: name for place, name, _at in since if place not in had}
+
+    return [replace(one, unreported=unreported(one)) if one.may_go_on else one for one in found]
+
+
+def _place_of(one: InFlight) -> tuple[str, str]:
+    """Return by what a message is recognized, also if it was moved to quarantine since."""
+    return work_queue(one.queue), one.message_id
+
+
+def _with_later(found: list[Process]) -> list[Process]:
+    """Add to each message of a process that is not heard of any more its record, and what was made of it since."""
     gone = (one for process in found if not process.heard for one in process.in_flight if one.message_id)
     named = {one.message_id for one in islice(gone, MOST_LOOKED_UP)}
     if not named:
         return found
+    records, tried = _records(named), attempts_with(named)
+
+    def known(process: Process, one: InFlight) -> InFlight:
+        record = records.get(_place_of(one))
+        then = later(tried, one.queue, one.message_id, process.row.beat_at)
+        return replace(one, record=record, later=then)
+
+    def since(process: Process) -> Process:
+        return replace(process, in_flight=tuple(known(process, one) for one in process.in_flight))
+
+    return [process if process.heard else since(process) for process in found]
+
+
+def _records(named: Collection[str]) -> dict[tuple[str, str], ParkedMessage]:
+    """Return the latest record of each message with one of these ids, by its queue and id."""
     rows = ParkedMessage.objects.filter(message_id__in=named).order_by("parked_at", "pk")
     facts = ("pk", "queue", "message_id", "state", "succeeded_at")
-    known = {(row.queue, row.message_id): row for row in rows.only(*facts)[: MOST_LOOKED_UP * 5]}
-
-    def recorded(process: Process) -> Process:
-        each = (replace(one, record=known.get((one.queue, one.message_id))) for one in process.in_flight)
-        return replace(process, in_flight=tuple(each))
-
-    return [process if process.heard else recorded(process) for process in found]
+    return {(row.queue, row.message_id): row for row in rows.only(*facts)[: MOST_LOOKED_UP * 5]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +352,9 @@ class Dead:
 
     row: ConsumerProcess
     state: ProcessState
-    loop: bool = False
+    loop: ConsumerProcess | None = None
+    """The process with which its crash loop seems over, or the last one of it."""
+    loop_over: bool = False
     red_until: datetime | None = None
 
 
@@ -221,20 +364,25 @@ def dead_processes(rows: Iterable[ConsumerProcess], now: datetime) -> list[Dead]
     Each process replaces one that vanished before it was started and whose queues it reads, alone or with others. If
     it vanishes itself, it is the one to be replaced. One that was told to end, and was killed on its way, needs no
     successor if others read its queues. If it was not told, fewer processes may be meant, or one is missing: it is
-    reported for ``TAKEN_OVER_AFTER``.
+    reported for ``TAKEN_OVER_AFTER``. One that is known to exist goes on with what it took after its last heartbeat,
+    whoever reads its queues.
     """
     known, found = list(rows), []
-    read = readers(known, now).keys()
+    read, frozen = readers(known, now).keys(), _known_to_exist(known, now)
     for line in _lines(known, now):
-        gone = [row for row in line if row.vanished(now)]
-        lately = [row for row in gone if now - row.beat_at < LOOP_SPAN]
-        for row in gone:
-            if row in lately and len(lately) >= LOOP_DEATHS:
-                found.append(Dead(row=row, state=ProcessState.VANISHED, loop=True))
+        looping = _in_loops(line, now, read, frozen)
+        for row in line:
+            if not row.vanished(now):
+                continue
+            if id(row) in looping:
+                last, over = looping[id(row)]
+                found.append(Dead(row=row, state=ProcessState.VANISHED, loop=last, loop_over=over))
+            elif id(row) in frozen:
+                found.append(Dead(row=row, state=ProcessState.VANISHED))
             elif row is not line[-1] or row.replaced:
                 found.append(Dead(row=row, state=ProcessState.REPLACED))
             else:
-                found.append(_without_successor(row, now, shared=bool(read) and read >= set(row.queues)))
+                found.append(_without_successor(row, now, shared=_reads_all(read, row)))
     return found
 
 
@@ -247,6 +395,86 @@ def _without_successor(row: ConsumerProcess, now: datetime, *, shared: bool) -> 
     return Dead(row=row, state=ProcessState.VANISHED, red_until=until)
 
 
+def _in_loops(
+    line: Iterable[ConsumerProcess], now: datetime, read: Collection[str], frozen: Collection[int]
+) -> dict[int, tuple[ConsumerProcess, bool]]:
+    """Return the processes of a line that vanished in a crash loop, each with the last one, and if the loop seems over.
+
+    A loop ends with a process that clearly outlived it, or was started much later, or if nobody restarts it while
+    others read its queues. If the one that outlived it dies too, it may hang with its messages, which is another thing,
+    or begin another loop.
+    """
+    found: dict[int, tuple[ConsumerProcess, bool]] = {}
+    dead: list[ConsumerProcess] = []
+    lives: list[timedelta] = []
+    """Those of all but the first, which was no part of the loop."""
+    for last in line:
+        over = _is_loop(dead, lives) and _outlived(last, max(lives), now)
+        if over or (dead and last.started_at - dead[-1].beat_at > TAKEN_OVER_AFTER):
+            found |= _as_loop(dead, lives, last, over=over)
+            dead, lives = [], []
+        # One that is frozen has not died: it makes no loop with others that were killed.
+        if last.vanished(now) and id(last) not in frozen and now - last.beat_at < LOOP_SPAN:
+            lives += [last.ran(now)] if dead else []
+            dead.append(last)
+            first = _last_long_life(lives)
+            dead, lives = dead[first:], lives[first:]
+    given_up = last.vanished(now) and now - last.beat_at > TAKEN_OVER_AFTER and _reads_all(read, last)
+    return found | ({} if given_up else _as_loop(dead, lives, last, over=False))
+
+
+def _reads_all(read: Collection[str], row: ConsumerProcess) -> bool:
+    return bool(read) and set(read) >= set(row.queues)
+
+
+def _as_loop(
+    dead: Sequence[ConsumerProcess], lives: Sequence[timedelta], last: ConsumerProcess, *, over: bool
+) -> dict[int, tuple[ConsumerProcess, bool]]:
+    return {id(row): (last, over) for row in dead} if _is_loop(dead, lives) else {}
+
+
+def _is_loop(dead: Sequence[ConsumerProcess], lives: Sequence[timedelta]) -> bool:
+    """Return True if these deaths are enough: an early second one, unless a deployment ended one of the two."""
+    early = bool(lives) and lives[-1] < LOOP_OVER_AFTER and not any(row.stopping and not row.ended_at for row in dead)
+    return early or len(dead) >= LOOP_DEATHS
+
+
+def _last_long_life(lives: Sequence[timedelta]) -> int:
+    """Return the place after the last life that was clearly longer than most; 0 if there is none.
+
+    Its death may begin a loop; what ended those before it, such as an operator, was something else.
+    """
+    if max(lives, default=LOOP_OVER_AFTER) <= LOOP_OVER_AFTER:
+        return 0
+    long = max(LOOP_OVER_AFTER, median_high(lives) * LOOP_OVER_BY)
+    return max((place for place, life in enumerate(lives, 1) if life > long), default=0)
+
+
+def _outlived(row: ConsumerProcess, longest: timedelta, now: datetime) -> bool:
+    """Return True if a process has clearly outlived a loop whose longest life this was.
+
+    One that has lost the broker lives, and one that never reached it may hang as it starts.
+    """
+    lives = row.connected or row.lost_at is not None or row.vanished(now)
+    return lives and row.ran(now) > max(LOOP_OVER_AFTER, longest * LOOP_OVER_BY)
+
+
+def read_in_flight(rows: Sequence[ConsumerProcess], now: datetime) -> None:
+    """Add what processes that vanished had in flight, and those that live, by one query if one needs somebody or may
+    go on."""
+    dead = dead_processes(rows, now)
+    # The first ones may do something yet.
+    dead.sort(key=lambda one: one.row.beat_at, reverse=True)
+    gone = [one.row for one in dead if one.state is ProcessState.VANISHED or _may_go_on(one.row, now - one.row.beat_at)]
+    if not gone:
+        return
+    living = [row for row in rows if not row.vanished(now)]
+    named = [row.pk for row in (*gone[:MOST_LOOKED_UP], *living[:MOST_LOOKED_UP])]
+    held = dict(ConsumerProcess.objects.filter(pk__in=named).values_list("pk", "in_flight"))
+    for row in (*gone, *living):
+        row.in_flight = held.get(row.pk, [])
+
+
 def unreplaced(rows: Iterable[ConsumerProcess], now: datetime) -> list[ConsumerProcess]:
     """Return the vanished processes that need somebody."""
     return [one.row for one in dead_processes(rows, now) if one.state is ProcessState.VANISHED]
@@ -255,33 +483,31 @@ def unreplaced(rows: Iterable[ConsumerProcess], now: datetime) -> list[ConsumerP
 def _lines(rows: Iterable[ConsumerProcess], now: datetime) -> list[list[ConsumerProcess]]:
     """Return the processes in lines: each process of a line replaces the one before it, and all but the last vanished.
 
-    One that is stopping replaces nobody, because it will end itself.
+    A process replaces the one that vanished last before it was started: after the end of several, one that dies again
+    and again replaces itself. One that is stopping replaces nobody, because it will end itself.
     """
     known = sorted((row for row in rows if row.vanished(now) or row.living(now)), key=lambda row: row.started_at)
     lines = {id(row): [row] for row in known}
-    free = deque((row, frozenset(row.queues)) for row in known)
-    for gone in sorted((row for row in known if row.vanished(now)), key=lambda row: row.beat_at):
-        # They were started too early for all that vanished later, too.
-        while free and free[0][0].started_at <= gone.beat_at:
-            free.popleft()
+    earlier, free = [(row, frozenset(row.queues)) for row in known], deque[Reading]()
+    for gone in sorted((row for row in known if row.vanished(now)), key=lambda row: row.beat_at, reverse=True):
+        while earlier and earlier[-1][0].started_at > gone.beat_at:
+            free.appendleft(earlier.pop())
         if heirs := _heirs(frozenset(gone.queues), free):
-            free = deque(one for one in free if one[0] not in heirs)
-            line = lines.pop(id(gone))
-            line.append(heirs[0])
-            lines[id(heirs[0])] = line
+            for heir in heirs:
+                free.remove(heir)
+            lines[id(gone)] += lines.pop(id(heirs[0][0]))
     return list(lines.values())
 
 
-def _heirs(needed: frozenset[str], free: Iterable[tuple[ConsumerProcess, frozenset[str]]]) -> list[ConsumerProcess]:
+def _heirs(needed: frozenset[str], free: Iterable[Reading]) -> list[Reading]:
     """Return the process that reads all these queues, else those that do so together; empty if some are not read."""
-    for row, queues in free:
-        if queues >= needed:
-            return [row]
     heirs, left = [], needed
-    for row, queues in free:
-        if queues & left:
-            heirs.append(row)
-            left -= queues
+    for one in free:
+        if one[1] >= needed:
+            return [one]
+        if one[1] & left:
+            heirs.append(one)
+            left -= one[1]
     return [] if left else heirs
 
 
@@ -381,6 +607,52 @@ def _place(one: Process) -> tuple[object, ...]:
     return last, not first, not troubled, one.row.host, one.row.number, one.row.pid
 
 
+def note_killed() -> None:
+    """Note which silent processes of this machine are gone, so that nobody looks for one that may be frozen.
+
+    One query. Of processes in other containers and on other machines nobody can tell.
+    """
+    try:
+        here = machine()
+    except OSError:
+        return
+    alias = router.db_for_write(ConsumerProcess)
+    now = database_clock.trusted(alias)
+    if now is None:
+        return
+    rows = ConsumerProcess.objects.using(alias).filter(ended_at=None, beat_at__lt=now - SILENT_AFTER)
+    silent = rows.filter(place__startswith=here, stopping=False).defer("in_flight").order_by("-beat_at")
+    gone = [row.pk for row in silent[:MOST_LISTED_PROCESSES] if has_ended(row.place, row.pid)]
+    if gone:
+        rows.filter(pk__in=gone).update(ended_at=now, fault=KILLED, stopping=True)
+
+
+def mark_of(row: ConsumerProcess) -> str:
+    """Return the digest of the doubt whether a process has ended; after another heartbeat it is another one."""
+    return mark("process", row.name, row.beat_at)
+
+
+def note_ended(marks: Collection[str], by: str) -> int:
+    """Note that these processes have ended, as an operator says, unless they were heard of since; return how many.
+
+    A process that goes on all the same takes the note away with its next heartbeat.
+    """
+    alias = router.db_for_write(ConsumerProcess)
+    now = database_clock.now(alias)
+    rows = ConsumerProcess.objects.using(alias).filter(ended_at=None)
+    said = [row for row in rows.defer("in_flight") if mark_of(row) in marks]
+    note = {"ended_at": now, "ended_by": by, "stopping": True}
+    return sum(rows.filter(pk=row.pk, beat_at=row.beat_at).update(**note) for row in said)
+
+
+def _known_to_exist(rows: Iterable[ConsumerProcess], now: datetime) -> set[int]:
+    """Return the identities of silent processes whose end another one of their machine would have noted: these are
+    frozen, or do not reach the database."""
+    known = list(rows)
+    watched = {row.machine for row in known if not row.silent(now) and row.ran(now) > NOTED_WITHIN}
+    return {id(row) for row in known if row.machine and row.machine in watched and row.ended_at is None}
+
+
 def tidy_vanished() -> bool:
     """Delete the rows of vanished processes that are too old, and note which of the others were replaced.
 
@@ -389,23 +661,14 @@ def tidy_vanished() -> bool:
     alias = router.db_for_write(ConsumerProcess)
     now = database_clock.trusted(alias)
     if now is not None:
-        faulty = Q(ended_at__isnull=False, beat_at__gte=now - KEPT_AFTER_A_FAULT)
-        old = Q(beat_at__lt=now - KEPT) | (Q(beat_at__lt=now - KEPT_EMPTY, in_flight=[]) & ~faulty)
         rows = ConsumerProcess.objects.using(alias)
-        rows.filter(old).delete()
+        rows.filter(Q(beat_at__lt=now - KEPT) | Q(beat_at__lt=now - KEPT_EMPTY, in_flight=[])).delete()
         known = list(rows.defer("in_flight").order_by("-beat_at")[:MOST_LISTED_PROCESSES])
         dead = dead_processes(known, now)
         replaced = [one.row.pk for one in dead if one.state is ProcessState.REPLACED and not one.row.replaced]
-        rows.filter(pk__in=replaced, beat_at__lte=now - VANISHED_AFTER).update(replaced=True)
+        rows.filter(has_vanished(now), pk__in=replaced).update(replaced=True)
     return False
 
 
 def _seconds(since: datetime | None, now: datetime) -> int | None:
     return int(max((now - since).total_seconds(), 0.0)) if since else None
-
-
-def _time(text: object) -> datetime | None:
-    try:
-        return datetime.fromisoformat(str(text))
-    except ValueError:
-        return None

@@ -32,15 +32,13 @@ HALTED_TOO_LONG = timedelta(minutes=10)
 """The time after which a halted queue is an error."""
 STUCK_FOR = timedelta(seconds=30)
 """The time for which all threads of a process run handlers beyond their deadline, after which it is stuck."""
-RETRY_OVERDUE = timedelta(minutes=10)
-"""The time past its due time after which a retry that was not attempted again is overdue."""
 CLOCKS_APART_AFTER = timedelta(seconds=2)
 """The difference of two clocks from which it is reported; from ``database_clock.CLOCK_TOLERANCE`` on it is an error."""
 NEARLY_FULL = 0.8
 """The share of a limit from which blocked messages are a warning."""
 SLOW_BROKER_SECONDS = 1.0
 """Seconds for one round trip from which the broker counts as slow."""
-SPANS = {"span", "details"}
+SPANS = {"span", "details", "ages"}
 """The values of a problem that say for how long it has lasted; the details of parked messages name the oldest."""
 LOGIN = "RMQ_RETRY['URL']"
 API = 'RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]'
@@ -79,6 +77,9 @@ class ActingPage(Enum):
     KEYS = "keys"
     REQUEUED = "requeued"
     REQUESTS = "requests"
+    MESSAGE = "message"
+    MESSAGES = "messages"
+    HANDLED_AGAIN = "handled again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -123,26 +124,25 @@ def _information(area: Area) -> Callable[..., Rule]:
 
 @unique
 class Code(Enum):
-    """What can be wrong, with its rule; the most harmful first: what may have cost money already, errors, warnings."""
+    """What can be wrong, with its rule; the most harmful first, and errors before warnings."""
 
-    HANDLED_TWICE = _warning(Area.PARKED)(
-        text=ngettext_lazy(
-            "Requeue run %(subject)s: at least %(number)s message was handled twice.",
-            "Requeue run %(subject)s: at least %(number)s messages were handled twice.",
-            "count",
-        ),
-        why=_(
-            "Handled twice: the broker delivered a copy again before it had the acknowledgement, and the handler did "
-            "its work again. Check whether that did harm. Of a handler with once=True the database changes "
-            "happen once; what it calls outside may happen twice."
-        ),
-        fix="manage.py rmq_parked list --handled-twice-of-run %(subject)s",
-        page=ActingPage.RUN,
-    )
     BROKER_AWAY = _error(Area.BROKER)(
         text=_("The broker at %(address)s cannot be reached: %(reason)s."),
         why="No handler runs. Messages published inside a transaction wait in the outbox; others fail.",
         fix=f"Start the broker, or correct {LOGIN}.",
+    )
+    BROKER_AWAY_HERE = replace(
+        BROKER_AWAY,
+        text=_("This host cannot reach the broker at %(address)s: %(reason)s."),
+        why=ngettext_lazy(
+            "%(count)d consumer has its connection, by its heartbeat %(span)s ago. Messages published on this host "
+            "wait in the outbox or fail.",
+            "%(count)d consumers have their connections, by the last heartbeat %(span)s ago. Messages published on "
+            "this host wait in the outbox or fail.",
+            "count",
+        ),
+        fix=f"Check what is between this host and the broker, such as a proxy or a firewall, and {LOGIN}.",
+        known_as="BROKER_AWAY",
     )
     BROKER_UNUSABLE = replace(BROKER_AWAY, text=_("%(setting)s cannot be used: %(reason)s."), known_as="BROKER_AWAY")
     BROKER_REFUSES = replace(
@@ -203,7 +203,7 @@ class Code(Enum):
         fix="Upgrade RabbitMQ.",
     )
     DEFINITION_MISSING = _error(Area.TOPOLOGY)(
-        line="%(subject)s: it does not exist: manage.py rmq_declare",
+        line="the broker lacks %(subject)s: manage.py rmq_declare",
         text="The broker lacks %(subject)s.",
         why="rmq_consume exits with code 4 without its queues; messages without a queue are returned or dropped.",
         fix="manage.py rmq_declare",
@@ -234,6 +234,16 @@ class Code(Enum):
         text=_("Queue %(subject)r does not exist."),
         why=_("Messages that should pass through it are returned or dropped."),
         fix="manage.py rmq_declare",
+        alerts_once=True,
+    )
+    SEVERAL_MISSING = _error(Area.TOPOLOGY)(
+        text=ngettext_lazy(
+            "%(count)d queue does not exist: %(names)s.", "%(count)d queues do not exist: %(names)s.", "count"
+        ),
+        why=_("Messages that should pass through them are returned or dropped."),
+        fix="manage.py rmq_declare",
+        known_as="MISSING",
+        alerts_once=True,
     )
     UNREADABLE = _error(Area.TOPOLOGY)(
         word=_("unreadable"),
@@ -242,8 +252,16 @@ class Code(Enum):
         why=_("Its messages and consumers are not known."),
         fix="Grant the project's user the right on it: rabbitmqctl set_permissions",
     )
+    CRASH_LOOP = _error(Area.CONSUMERS)(
+        text=_("Consumers of %(queues)s die again and again: %(number)s within %(within)s, the last one %(span)s ago."),
+        why="%(details)s",
+        fix="Check rmq_consume on these hosts: journalctl, docker logs or kubectl logs.",
+        page=ActingPage.CONSUMERS,
+        runbook="a-consumer-restarts-again-and-again",
+        known_as="CRASH_LOOP_OVER",
+    )
     ALL_VANISHED = _error(Area.CONSUMERS)(
-        text=_("No consumer is alive. Last heartbeat %(span)s ago: %(names)s."),
+        text=_("No consumer is alive%(ends)s. Last heartbeat %(span)s ago: %(names)s."),
         why=ngettext_lazy(
             "%(count)d queue stands still, %(messages)s ready%(places)s.",
             "%(count)d queues stand still, %(messages)s ready%(places)s.",
@@ -252,7 +270,14 @@ class Code(Enum):
         fix="Start manage.py rmq_consume",
         page=ActingPage.CONSUMERS,
         runbook="a-consumer-restarts-again-and-again",
-        known_as="ALL_IDLE",
+        known_as="IDLE",
+        alerts_once=True,
+    )
+    ALL_DISCONNECTED = replace(
+        ALL_VANISHED,
+        text=_("No consumer has reached the broker for %(span)s: %(names)s."),
+        fix="Their logs name the reason: event=disconnected.",
+        runbook="",
     )
     ALL_UNREAD = replace(ALL_VANISHED, text=_("No consumer is running."), runbook="")
     STUCK = _error(Area.CONSUMERS)(
@@ -267,11 +292,41 @@ class Code(Enum):
         page=ActingPage.CONSUMERS,
         runbook="a-consumer-is-stuck",
     )
+    VANISHED_IN_HAND = _error(Area.CONSUMERS)(
+        word=_("process has ended"),
+        text=ngettext_lazy(
+            "%(count)d consumer may be frozen with messages that others got since: %(ages)s.",
+            "%(count)d consumers may be frozen with messages that others got since: %(ages)s.",
+            "count",
+        ),
+        why=_(
+            "%(held)s Whichever goes on does them again: make sure that it has ended. This stays until it is known to "
+            "have ended, or until %(until)s."
+        ),
+        fix="manage.py rmq_parked checked VANISHED_IN_HAND",
+        page=ActingPage.CONSUMERS,
+        runbook="a-consumer-is-stuck",
+    )
+    DONE_TWICE = _error(Area.PARKED)(
+        word=_("handled twice"),
+        text=ngettext_lazy(
+            "%(number)s message was handled twice, the last time %(span)s ago: %(names)s.",
+            "%(number)s messages were handled twice, the last one %(span)s ago: %(names)s.",
+            "count",
+        ),
+        why=_(
+            "Two consumers have each handled it to the end: the first one lost its connection before it could say so. "
+            "Undo what must not be done twice."
+        ),
+        fix="manage.py rmq_parked checked DONE_TWICE",
+        page=ActingPage.HANDLED_AGAIN,
+        alerts_once=True,
+    )
     PARKED_MANY = _error(Area.PARKED)(
         line="%(messages)s parked, and %(many)d are too many",
         text=_("%(messages)s parked%(cause)s."),
-        why=_("%(details)s Each waits for an operator, and so many at once have a cause that somebody has to find."),
-        fix="manage.py rmq_parked groups, then manage.py rmq_parked requeue --group N --canary",
+        why="%(details)s",
+        fix="%(command)s",
         page=ActingPage.GROUPS,
         known_as="PARKED",
         alerts_once=True,
@@ -280,7 +335,8 @@ class Code(Enum):
         line="%(subject)s: halted for %(seconds).0f s, longer than %(limit)g s: %(error)s",
         text=_("Queue %(subject)r has been halted for %(span)s, attempt %(attempt)s: %(cause)s."),
         why=_("It keeps its order: all later messages wait until its first message succeeds.%(waiting)s"),
-        fix="Correct the cause of the error; the queue resumes with the next attempt that succeeds.",
+        fix="Correct the cause of the error; the queue resumes with the next attempt that succeeds. Its first message: "
+        "manage.py rmq_queue list",
         page=ActingPage.QUEUES,
         runbook="a-strict-order-queue-is-stuck",
         known_as="HALTED",
@@ -292,6 +348,17 @@ class Code(Enum):
         fix="Start manage.py rmq_consume%(which)s",
         page=ActingPage.CONSUMERS,
         known_as="IDLE",
+        alerts_once=True,
+    )
+    SEVERAL_UNREAD = replace(
+        NO_CONSUMER,
+        word="",
+        row="",
+        text=ngettext_lazy(
+            "%(count)d queue has no consumer: %(names)s.", "%(count)d queues have no consumer: %(names)s.", "count"
+        ),
+        why=ALL_VANISHED.why,
+        fix="Start manage.py rmq_consume",
     )
     FEW_CONSUMERS = _error(Area.CONSUMERS)(
         row="%(count)d of at least %(least)d consumers",
@@ -398,10 +465,14 @@ class Code(Enum):
     )
     OUTBOX_REFUSED = replace(
         OUTBOX_OVERDUE,
-        why=_("The broker did not take the oldest of them: %(answer)s."),
-        fix="Correct what the answer names, such as a missing queue: manage.py rmq_declare; manage.py rmq_relay list "
-        "shows the last errors.",
-        known_as="OUTBOX_OVERDUE",
+        why=ngettext_lazy(
+            "The broker did not take it to %(to)s: %(answer)s.",
+            "The broker did not take the oldest of them to %(to)s: %(answer)s.",
+            "count",
+        ),
+        fix="Correct what the answer names, such as a missing queue: manage.py rmq_declare. All answers: "
+        "manage.py rmq_relay list",
+        known_as="OUTBOX_NOT_TAKEN",
     )
     CLOCKS_WRONG = _error(Area.CLOCKS)(
         line="clocks: %(difference)s Synchronize both by NTP.",
@@ -427,7 +498,8 @@ class Code(Enum):
             "count",
         ),
         why=_("Each was sent to its queue, and was neither handled nor parked again: it waits there, or it is lost."),
-        fix="manage.py rmq_parked list --state requeued; manage.py rmq_status shows the queues in which they may wait.",
+        fix="manage.py rmq_parked list --state requeued; manage.py rmq_status shows the queues in which they may wait; "
+        "manage.py rmq_parked discard N closes those that are lost.",
         page=ActingPage.REQUEUED,
         runbook="requeued-messages-have-no-outcome",
     )
@@ -435,6 +507,59 @@ class Code(Enum):
         line="%(messages)s parked, more than %(limit)d",
         why="The limit was passed as --max-parked.",
         fix="manage.py rmq_parked groups",
+    )
+    HANDLED_TWICE = _warning(Area.PARKED)(
+        word=_("handled twice"),
+        text=ngettext_lazy(
+            "Requeue run %(subject)s: at least %(number)s message was handled twice.",
+            "Requeue run %(subject)s: at least %(number)s messages were handled twice.",
+            "count",
+        ),
+        why=_(
+            "Handled twice: the broker delivered a copy again before it had the acknowledgement, and the handler did "
+            "its work again. Check whether that did harm. Of a handler with once=True the database changes "
+            "happen once; what it calls outside may happen twice."
+        ),
+        fix="manage.py rmq_parked checked HANDLED_TWICE --run %(subject)s",
+        page=ActingPage.RUN,
+    )
+    HANDLED_ANYWAY = _warning(Area.PARKED)(
+        word=_("handled after a discard"),
+        text=ngettext_lazy(
+            "Message #%(subject)s was handled after an operator had discarded it.",
+            "%(number)s messages were handled after an operator had discarded them, #%(subject)s last.",
+            "count",
+        ),
+        why=_("Another copy was still in RabbitMQ. If a message was done by hand, too, it was done twice: check that."),
+        fix="manage.py rmq_parked checked HANDLED_ANYWAY",
+        page=ActingPage.MESSAGE,
+        alerts_once=True,
+    )
+    PERHAPS_TWICE = _warning(Area.PARKED)(
+        word=_("perhaps handled twice"),
+        text=ngettext_lazy(
+            "%(number)s message was perhaps handled twice, %(span)s ago: %(names)s.",
+            "%(number)s messages were perhaps handled twice, the last %(span)s ago: %(names)s.",
+            "count",
+        ),
+        why=_(
+            "Each was first in the hands of a consumer that was killed or lost its connection before it could say "
+            "what it had done. Check whether the work was done twice."
+        ),
+        fix="manage.py rmq_parked checked PERHAPS_TWICE",
+        page=ActingPage.HANDLED_AGAIN,
+        alerts_once=True,
+    )
+    RUN_PERHAPS_TWICE = _warning(Area.PARKED)(
+        word=_("perhaps handled twice"),
+        text=ngettext_lazy(
+            "Requeue run %(subject)s: %(number)s message was perhaps handled twice.",
+            "Requeue run %(subject)s: %(number)s messages were perhaps handled twice.",
+            "count",
+        ),
+        why=PERHAPS_TWICE.why,
+        fix="manage.py rmq_parked checked RUN_PERHAPS_TWICE --run %(subject)s",
+        page=ActingPage.RUN,
     )
     RUN_PAUSED = _warning(Area.PARKED)(
         text=_("Requeue run %(subject)s paused itself%(explanation)s."),
@@ -445,6 +570,7 @@ class Code(Enum):
     PARKED = replace(
         PARKED_LONG, severity=Severity.WARNING, line="", why=_("%(details)s A parked message waits for an operator.")
     )
+    ALL_DISCONNECTED_IDLE = replace(ALL_DISCONNECTED, severity=Severity.WARNING)
     ALL_IDLE = replace(ALL_UNREAD, severity=Severity.WARNING)
     HALTED = replace(HALTED_LONG, severity=Severity.WARNING, line="")
     NOT_RECORDED = _warning(Area.CONSUMERS)(
@@ -455,15 +581,25 @@ class Code(Enum):
     )
     VANISHED = _warning(Area.CONSUMERS)(
         text=ngettext_lazy(
-            "%(count)d consumer without a heartbeat for 30 s: %(names)s.",
-            "%(count)d consumers without a heartbeat for 30 s: %(names)s.",
+            "%(count)d consumer without a heartbeat for 30 s: %(ages)s.",
+            "%(count)d consumers without a heartbeat for 30 s: %(ages)s.",
             "count",
         ),
-        why=_("Each was killed, hangs, or cannot reach the database."),
+        why=_("Each was killed, hangs, or cannot reach the database.%(held)s"),
         fix="Check rmq_consume on these hosts: journalctl, docker logs or kubectl logs.",
         page=ActingPage.CONSUMERS,
         runbook="a-consumer-restarts-again-and-again",
     )
+    ENDED = replace(
+        VANISHED,
+        text=ngettext_lazy(
+            "%(count)d consumer has ended: %(ends)s.", "%(count)d consumers have ended: %(ends)s.", "count"
+        ),
+        why=ngettext_lazy(
+            "No other was started in its place.%(held)s", "No others were started in their place.%(held)s", "count"
+        ),
+    )
+    CRASH_LOOP_OVER = replace(CRASH_LOOP, severity=Severity.WARNING)
     LATE = _warning(Area.CONSUMERS)(
         word=_("beyond its deadline"),
         row=ngettext_lazy(
@@ -504,7 +640,13 @@ class Code(Enum):
         page=ActingPage.OUTBOX,
         runbook="the-outbox-grows",
     )
-    OUTBOX_NOT_TAKEN = replace(OUTBOX_WAITS, why=OUTBOX_REFUSED.why, fix=OUTBOX_REFUSED.fix, known_as="OUTBOX_WAITS")
+    OUTBOX_NOT_TAKEN = replace(
+        OUTBOX_REFUSED,
+        severity=Severity.WARNING,
+        line="",
+        text=_("The broker has refused %(messages)s of the outbox."),
+        known_as="",
+    )
     RUN_HELD = replace(RUN_PAUSED, text=_("Requeue run %(subject)s has been paused for %(span)s%(explanation)s."))
     RUN_WAITS = _warning(Area.PARKED)(
         text=_("Requeue run %(subject)s waits%(explanation)s."),
@@ -550,20 +692,19 @@ class Code(Enum):
         why=_("The next message to it will wait."),
         fix="Start manage.py rmq_consume %(quoted)s",
         page=ActingPage.CONSUMERS,
+        known_as="IDLE",
+        alerts_once=True,
     )
     PERHAPS_STOPPED = replace(
         IDLE,
         why=_("It may be paused, or its breaker open: only the database knows, and it does not answer."),
         fix="Repair the database first, then manage.py rmq_status shows whether consumers are missing.",
-        known_as="IDLE",
     )
     SEVERAL_IDLE = replace(
         IDLE,
         word="",
         row="",
-        text=ngettext_lazy(
-            "%(count)d queue has no consumer: %(names)s.", "%(count)d queues have no consumer: %(names)s.", "count"
-        ),
+        text=SEVERAL_UNREAD.text,
         why=_("The next messages to them will wait."),
         fix="Start manage.py rmq_consume",
     )
@@ -646,9 +787,13 @@ class Problem:
     as_of: datetime | None = None
     """When it was seen last, if that cannot be looked at now."""
     causes: tuple[str, ...] = ()
-    """What causes it. An alert tells of one that is new."""
+    """What causes it, or the queues that have it. An alert tells of one that is new."""
     values: Mapping[str, object] = field(default_factory=dict)
     """What else the templates of its rule name."""
+    stays: str = ""
+    """A sentence on when it ends, if nobody ends it before."""
+    doubts: Mapping[str, Any] = field(default_factory=dict)
+    """What an operator may say to have checked, by a digest of each doubt: a message, a run or a process."""
 
     @property
     def rule(self) -> Rule:
@@ -688,9 +833,12 @@ class Problem:
 
     @property
     def why(self) -> str:
-        why = self._filled_in(self.rule.why)
-        known = gettext("Last known at %(time)s.") % {"time": second(self.as_of)} if self.as_of else ""
-        return " ".join(filter(None, (why, known)))
+        return " ".join(filter(None, (self._filled_in(self.rule.why), self.stays, self.last_known)))
+
+    @property
+    def last_known(self) -> str:
+        """A sentence on when it was seen last, if that cannot be looked at now."""
+        return gettext("Last known at %(time)s.") % {"time": second(self.as_of)} if self.as_of else ""
 
     @property
     def fix(self) -> str:

@@ -116,7 +116,7 @@ def _kept(row: EntryRow, longer: Longer) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class OpenRecord:
     """A record that waits for an operator, of a message that its handler recognizes by its id."""
 
     pk: int
@@ -147,7 +147,7 @@ class Twins:
             self._reached[name] = rows[-1].parked_at, rows[-1].pk
         return True
 
-    def _next(self, subscription: Subscription) -> list[Waiting]:
+    def _next(self, subscription: Subscription) -> list[OpenRecord]:
         # The filter by queue uses an index, so that many messages parked in other queues cost nothing.
         rows = _parked().filter(queue=subscription.queue.name, state=State.PARKED, version=1)
         rows = rows.filter(handler__in=subscription.names)
@@ -157,11 +157,11 @@ class Twins:
             rows = rows.filter(behind("parked_at", at, "pk", pk))
         ordered = rows.exclude(message_id="").order_by("parked_at", "pk")
         return [
-            Waiting(*row) for row in ordered.values_list("pk", "parked_at", "handler", "message_id")[:BATCH_ENTRIES]
+            OpenRecord(*row) for row in ordered.values_list("pk", "parked_at", "handler", "message_id")[:BATCH_ENTRIES]
         ]
 
 
-def _close(subscription: Subscription, rows: Iterable[Waiting]) -> None:
+def _close(subscription: Subscription, rows: Iterable[OpenRecord]) -> None:
     named = [row for row in rows if not named_by_bytes(row.message_id)]
     row_by_key = {UUID(key_by_id(name, row.message_id)): row for row in named for name in subscription.names}
     if not row_by_key:
@@ -176,8 +176,8 @@ def _close(subscription: Subscription, rows: Iterable[Waiting]) -> None:
 
 
 def _same(
-    row_by_key: Mapping[UUID, Waiting], handled: Mapping[UUID, tuple[UUID, datetime]]
-) -> Iterator[tuple[Waiting, datetime]]:
+    row_by_key: Mapping[UUID, OpenRecord], handled: Mapping[UUID, tuple[UUID, datetime]]
+) -> Iterator[tuple[OpenRecord, datetime]]:
     """Yield the records with the handled message's body, and its time; another body is another message."""
     for key, (digest, at) in handled.items():
         row = row_by_key[key]

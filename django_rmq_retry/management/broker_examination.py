@@ -20,7 +20,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import copies_of
 from django_rmq_retry.health.broker import round_trip
 from django_rmq_retry.health.look import Health
-from django_rmq_retry.health.problems import in_plan, unreachable
+from django_rmq_retry.health.problems import as_felt, in_plan, unreachable
 from django_rmq_retry.health.rules import API, SLOW_BROKER_SECONDS, Area, Code, Problem
 from django_rmq_retry.management.command import open_declarer
 from django_rmq_retry.management.examination import Examined, Examiner, looked
@@ -41,7 +41,7 @@ LACKED = {
     "write": "Retries, parked copies and answers are refused, so failed messages stay unacked.",
 }
 """The consequences of missing rights."""
-OF_PLAN = (Code.MISSING, Code.EXTERNAL_MISSING, Code.UNREADABLE, Code.INTERRUPTED)
+OF_PLAN = (Code.MISSING, Code.SEVERAL_MISSING, Code.EXTERNAL_MISSING, Code.UNREADABLE, Code.INTERRUPTED)
 """Problems of queues that the topology's findings include, with more about them."""
 STORING = (Role.WORK, Role.WAITING, Role.QUARANTINE, Role.PARKED)
 """The roles of queues that hold messages of handlers."""
@@ -220,7 +220,7 @@ class BrokerExamination:
             if not found:
                 self.lost = True
                 unseen = [Finding.unseen(area, "the broker cannot be reached") for area in BEHIND]
-                found = [Finding.of(unreachable(error)), *unseen]
+                found = [Finding.of(as_felt(unreachable(error), self.health.survey)), *unseen]
         return found
 
     def judged(self) -> list[Finding]:
@@ -253,7 +253,7 @@ class BrokerExamination:
                     # The management API's own error.
                     raise
                 self.lost = True
-                yield unreachable(error)
+                yield as_felt(unreachable(error), self.health.survey)
             else:
                 return
         yield Finding.unseen(area, "the broker does not answer")

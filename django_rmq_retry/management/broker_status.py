@@ -25,6 +25,7 @@ from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.topology.declarations import Role
 from django_rmq_retry.topology.plan import Plan, PlanState
+from django_rmq_retry.wording import second
 
 WATCHING = f"Waiting {LAG_SECONDS:g} s to detect messages in flight: the management API reports them with that delay."
 STYLES_OF_QUEUES = {Severity.ERROR: "ERROR", Severity.WARNING: "WARNING", Severity.INFORMATION: ""}
@@ -115,11 +116,11 @@ def _consumers(level: Level, waits: int) -> str:
     return "-" if level.consumers is None else str(level.consumers)
 
 
-def heads(seen: BrokerStatus) -> list[tuple[str, ...]]:
+def heads(seen: BrokerStatus, *, terminal: bool) -> list[tuple[str, ...]]:
     broker = seen.health.broker
     if broker is None:
         away = seen.health.away
-        since = f" since {clock(away.since, terminal=False)}" if away and away.since else ""
+        since = f" since {_time(away.since, terminal=terminal)}" if away and away.since else ""
         return [("Broker", "✕", f"no connection{since}"), ("Database", *_database(seen))]
     same, all_seen, unseen = _declared(broker.plan)
     topology = "OK" if same == all_seen else "✕"
@@ -141,41 +142,53 @@ def _declared(plan: Plan | None) -> tuple[int, int, int]:
 
 def _database(seen: BrokerStatus) -> tuple[str, str]:
     if seen.survey is None:
-        return ("✕", seen.health.trouble) if seen.health.trouble else ("-", "not used")
+        return ("✕", "cannot be used") if seen.health.trouble else ("-", "not used")
     alias = seen.survey.alias
     return "OK", f"{alias} {connections[alias].vendor}, round trip {seen.survey.seconds * 1000:.0f} ms"
 
 
-def state(seen: BrokerStatus, row: Judged) -> tuple[str, str]:
+def state(seen: BrokerStatus, row: Judged, *, terminal: bool = False) -> tuple[str, str]:
     """Return the words of the last column, and the colour of the row."""
     condition = seen.condition(row)
-    return _words(seen, row, condition), STYLES_OF_QUEUES[condition.severity]
+    return _words(seen, row, condition, terminal=terminal), STYLES_OF_QUEUES[condition.severity]
 
 
-def _words(seen: BrokerStatus, row: Judged, condition: Condition) -> str:
+def _words(seen: BrokerStatus, row: Judged, condition: Condition, *, terminal: bool) -> str:
     if condition is Condition.UNKNOWN:
         return "-" if seen.stops_known(row) else "unknown"
     text = str(condition.word)
     match condition:
         case Condition.FAULTY:
-            text = "; ".join(problem.row for problem in row.errors)
+            # The command stands above the table.
+            text = "; ".join(problem.row.removesuffix(f": {problem.fix}") for problem in row.errors)
         case Condition.NOTED:
             text = row.remark
         case Condition.STOPPED if stopped := seen.stopped(row):
-            text = _why(stopped)
+            text = _why(stopped, terminal=terminal)
         case Condition.PARKED:
             text = f"{text} {seen.parked(row.level):,}"
         case Condition.HALTED | Condition.HALTED_LONG if halt := seen.halt(row):
-            text = _halted(halt)
+            text = _halted(halt, terminal=terminal)
     return f"{condition.sign} {text}"
+
+
+def is_beside(seen: BrokerStatus, row: Judged) -> bool:
+    """Return True for an empty queue of an abandoned one, which says all."""
+    empty = row.of(Code.EMPTY) or row.of(Code.EMPTY_KEPT)
+    home = row.level.home
+    return (
+        empty and home != row.level.queue and any(one.level.abandoned and one.level.queue == home for one in seen.rows)
+    )
 
 
 def is_quiet(seen: BrokerStatus, row: Judged) -> bool:
     """Return True for an empty queue about which there is nothing to say."""
-    return row.level.ready == 0 and not row.level.unacked and seen.condition(row) is Condition.RUNNING
+    return is_beside(seen, row) or (
+        row.level.ready == 0 and not row.level.unacked and seen.condition(row) is Condition.RUNNING
+    )
 
 
-def cells(seen: BrokerStatus, row: Judged) -> tuple[str, ...]:
+def cells(seen: BrokerStatus, row: Judged, *, terminal: bool) -> tuple[str, ...]:
     level = row.level
     return (
         level.queue,
@@ -183,20 +196,25 @@ def cells(seen: BrokerStatus, row: Judged) -> tuple[str, ...]:
         *(("-" if value is None else str(value)) for value in (level.ready, level.unacked)),
         _consumers(level, seen.standby(level)),
         *(("-" if value is None else f"{value:.1f}") for value in (level.arriving, level.leaving)),
-        state(seen, row)[0],
+        state(seen, row, terminal=terminal)[0],
     )
 
 
-def _why(switch: QueueControl) -> str:
+def _why(switch: QueueControl, *, terminal: bool) -> str:
     """Return the text of an operator's pause; an open breaker is listed as a problem instead."""
     by = f"paused by {switch.by}" if switch.by else "paused"
     reason = f": {switch.reason}" if switch.reason else ""
-    until = f", resumes at {clock(switch.until, terminal=False)}" if switch.until else ""
+    until = f", resumes at {_time(switch.until, terminal=terminal)}" if switch.until else ""
     return f"{by}{reason}{until}"
 
 
-def _halted(control: QueueControl) -> str:
-    at = clock(control.halted_at, terminal=False) if control.halted_at else ""
+def _time(at: datetime, *, terminal: bool) -> str:
+    """Return a time as the findings above write it, or for a program."""
+    return second(at) if terminal else clock(at, terminal=False)
+
+
+def _halted(control: QueueControl, *, terminal: bool) -> str:
+    at = _time(control.halted_at, terminal=terminal) if control.halted_at else ""
     return f"halted since {at}, attempt {control.halted_attempt}: {control.halted_error}"
 
 
@@ -214,9 +232,8 @@ def totals(seen: BrokerStatus, *, terminal: bool) -> Iterator[str]:
     def age(oldest: datetime | None) -> str:
         return f", oldest {clock(oldest, terminal=terminal)}" if oldest else ""
 
-    at_least = "at least " if parked.recent_at_least else ""
-    again = f", {parked.recent_again} of them again" if parked.recent_again and not parked.recent_at_least else ""
-    lately = f" ({at_least}+{parked.recent} in 10 min{again})" if parked.recent else ""
+    again = f", {parked.recent_again} of them again" if parked.recent_again else ""
+    lately = f" (+{parked.recent} in 10 min{again})" if parked.recent else ""
     words += [f"parked {parked.count}{lately}{age(parked.oldest)}", f"requeue runs {len(seen.survey.runs)} active"]
     yield " · ".join(words)
     if outbox.waiting or outbox.failed:

@@ -26,7 +26,7 @@ from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.health.facts import Unmigrated
-from django_rmq_retry.management.databases import DatabaseAway, named_errors, pinned
+from django_rmq_retry.management.databases import DatabaseAway, named_errors, pinned, wait_for_locks
 from django_rmq_retry.management.terminal import clock, printable, utc
 from django_rmq_retry.models import ApprovalRequest, Declared, RequestState
 from django_rmq_retry.parked import approvals
@@ -36,6 +36,8 @@ from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, 
 
 Options = dict[str, Any]
 MOST_TIMEOUT_SECONDS = 3600.0
+GAP = "  "
+"""What separates the columns of a table on a terminal."""
 
 
 def usage_error(text: str) -> CommandError:
@@ -117,6 +119,7 @@ class RmqCommand(BaseCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         using = options.get("using")
         check_known("database", [using] if using else [], connections)
+        wait_for_locks()
         try:
             with pinned(using, self.also_using), named_errors():
                 code = self._run_or_ask(options)
@@ -161,27 +164,36 @@ class RmqCommand(BaseCommand):
         """Write a remark to stderr."""
         self.stderr.write(printable(text), lambda remark: remark)
 
-    def table(self, rows: Iterable[Sequence[object]], styles: Sequence[str] = (), *, cut: bool = False) -> None:
+    def table(
+        self,
+        rows: Iterable[Sequence[object]],
+        styles: Sequence[str] = (),
+        *,
+        cut: bool = False,
+        spare: Sequence[str] = (),
+    ) -> None:
         """Write columns, aligned on a terminal and separated by tabs elsewhere; ``styles`` is empty or has one per row.
 
-        With ``cut``, a row longer than the terminal's line is cut; another command shows the whole of it.
+        With ``cut``, the widest columns are cut until a row fits into the terminal's line, after those with a
+        ``spare`` heading were left out; another command shows the whole.
         """
         cells = [[printable(str(cell), keep="") for cell in row] for row in rows]
         if not self.stdout.isatty():
             for row in cells:
                 self.stdout.write("\t".join(row))
             return
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         most = columns(self.stdout) if cut else 0
+        cells = _without(spare, cells, most) if most else cells
+        widths = _narrowed(_widths(cells), most) if most else _widths(cells)
         for number, row in enumerate(cells):
+            ends = len(row) - 1
+            fitting = [_cut(cell, widths[place], last=place == ends) for place, cell in enumerate(row)]
             # Align the numbers of a column by their last digits.
             aligned = (
                 cell.rjust(width) if cell.isdigit() else cell.ljust(width)
-                for cell, width in zip(row, widths, strict=True)
+                for cell, width in zip(fitting, widths, strict=True)
             )
-            text = "  ".join(aligned).rstrip()
-            text = f"{text[: most - 1]}…" if 0 < most < len(text) else text
-            self.line(text, styles[number] if styles else "")
+            self.line(GAP.join(aligned).rstrip(), styles[number] if styles else "")
 
     def document(self, schema: str, **content: object) -> None:
         """Write the single JSON document of ``--json``."""
@@ -201,6 +213,37 @@ class RmqCommand(BaseCommand):
             answer = input()
         if answer.strip().lower() != "yes":
             raise CommandError("Not confirmed; nothing was changed.", returncode=Exit.UNCONFIRMED)
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def _without(spare: Sequence[str], rows: list[list[str]], most: int) -> list[list[str]]:
+    """Leave out columns, one after the other, until the others fit into a line of which the last has a good part."""
+    for heading in spare:
+        widths = _widths(rows)
+        if sum(widths[:-1]) + len(GAP) * len(widths[:-1]) + min(widths[-1], most // 3) <= most:
+            break
+        place = rows[0].index(heading)
+        rows = [[*row[:place], *row[place + 1 :]] for row in rows]
+    return rows
+
+
+def _narrowed(widths: list[int], most: int) -> list[int]:
+    """Narrow the widest columns until all fit into a line."""
+    room = max(most - len(GAP) * (len(widths) - 1), len(widths))
+    while sum(widths) > room:
+        widths[widths.index(max(widths))] -= 1
+    return widths
+
+
+def _cut(cell: str, width: int, *, last: bool) -> str:
+    """Cut a name in its middle, because such names differ at their ends, and the text in the last column at its end."""
+    if len(cell) <= width:
+        return cell
+    tail = 0 if last else (width - 1) // 2
+    return f"{cell[: width - 1 - tail]}…{cell[len(cell) - tail :]}"
 
 
 def request_data(one: ApprovalRequest, now: datetime) -> dict[str, object]:

@@ -12,6 +12,7 @@ _PROCESSES = ("PROCESS", "STATE", "VERSION", "PROJECT", "QUEUES", "BUSY", "WAITI
 _IN_FLIGHT = ("PROCESS", "HANDLER", "KEY", "MESSAGE", "ATTEMPT", "SINCE", "STATE")
 _SIGNS = {
     ProcessState.RUNNING: ("running", ""),
+    ProcessState.STARTING: ("starting", ""),
     ProcessState.STOPPING: ("stopping", "NOTICE"),
     ProcessState.NO_BROKER: ("! no broker", "WARNING"),
     ProcessState.SILENT: ("! no heartbeat for", "WARNING"),
@@ -74,7 +75,9 @@ def _message(message: InFlight) -> dict[str, Any]:
         "blocks": message.blocks,
         "delivered_again": not message.auto_ack,
         "record": message.record and message.record.pk,
+        "also": message.also or None,
         "processed_since": message.processed_since,
+        "perhaps_twice_by": message.perhaps_twice_by or None,
     }
 
 
@@ -83,25 +86,32 @@ def _state(one: Process) -> str:
     return f"{text} {span(one.unheard)}" if one.state is ProcessState.SILENT else text
 
 
+def _became(message: InFlight) -> str:
+    known = message.record
+    if message.auto_ack:
+        return '✕ lost: ack="auto"'
+    if known:
+        return f"✕ record #{known.pk}: {known.state.replace('_', ' ')}"
+    return f"tried again by {message.later.process}" if message.later else "✕ outcome unknown"
+
+
 def _name(one: Process) -> str:
     return f"{one.row} #{one.row.number}" if one.row.number else str(one.row)
 
 
 def _needs_somebody(one: Process, message: InFlight) -> bool:
     if one.vanished:
-        return not message.processed_since
+        return not message.processed_since or bool(message.perhaps_twice_by)
     return message.late or message.blocks is not None
 
 
 def _outcome(one: Process, message: InFlight) -> str:
-    if message.processed_since:
-        return "processed since"
-    if one.vanished and message.auto_ack:
-        return '✕ lost: ack="auto"'
+    if message.perhaps_twice_by:
+        return f"! handled again by {message.perhaps_twice_by}: perhaps done twice"
+    if message.processed_since or message.also:
+        return "processed since" if message.processed_since else f"✕ {message.also} has it now"
     if one.vanished:
-        known = message.record
-        state = known.state.replace("_", " ") if known else ""
-        return f"✕ record #{known.pk}: {state}" if known else "✕ outcome unknown"
+        return _became(message)
     if not one.heard:
         return "! at the last heartbeat"
     if message.blocks is not None:

@@ -1,22 +1,25 @@
 """The databases of a command: the chosen one, system checks without one, and errors in one sentence."""
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.db import Error, InterfaceError, OperationalError, connections, models, router
 
-from django_rmq_retry.database_errors import uncertain
+from django_rmq_retry.database_errors import locked, uncertain
 from django_rmq_retry.health.facts import Unmigrated
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.parked.operators import LABEL
+from django_rmq_retry.statements import missing_tables
 
 UNREACHABLE = (OperationalError, InterfaceError)
 """The errors of Django's database drivers for a lost connection, among other causes."""
 LONGEST_ERROR = 300
 """The longest text of a database's error in a sentence."""
+LOCKED_SECONDS = 20.0
+"""Seconds to wait for the lock of an SQLite file: Python's 5 are too few while the threads of a consumer write."""
 
 
 class _Pin:
@@ -101,13 +104,21 @@ def _away() -> dict[str, Exception]:
     return errors
 
 
+def wait_for_locks() -> None:
+    """Let SQLite wait for other processes that write as long as a busy consumer may need, unless settings say else."""
+    for alias in connections:
+        known = connections.settings[alias]
+        if known["ENGINE"].endswith("sqlite3"):
+            known["OPTIONS"].setdefault("timeout", LOCKED_SECONDS)
+
+
 class DatabaseAway(Exception):
-    """A database does not answer; the text names it, with the repair."""
+    """A database does not answer, or is locked; the text names it, with the repair."""
 
 
 @contextmanager
 def named_errors() -> Iterator[None]:
-    """Raise DatabaseAway or Unmigrated in place of an error that a database away or without our tables has caused.
+    """Raise DatabaseAway or Unmigrated in place of an error that a database away, locked or without our tables caused.
 
     Such an error does not name its database, but Django notes on a thread's own connection that one has occurred,
     until a rollback has succeeded.
@@ -121,19 +132,16 @@ def named_errors() -> Iterator[None]:
                 text = f"The database {connection.alias!r} does not answer ({_words(error)})."
                 text += f" Start it, or correct DATABASES[{connection.alias!r}] in the settings."
                 raise DatabaseAway(text) from error
+        if locked(error):
+            text = "Other processes have kept the SQLite database locked for too long. Run the command again, or use"
+            raise DatabaseAway(f"{text} PostgreSQL or MariaDB.") from error
         ours = list(apps.get_app_config(LABEL).get_models())
-        tables = {model._meta.db_table for model in ours if model._meta.managed}  # noqa: SLF001 - documented
+        managed = [model for model in ours if model._meta.managed]  # noqa: SLF001 - documented
         for alias in dict.fromkeys([one.alias for one in used] + [router.db_for_write(model) for model in ours]):
-            if not tables <= _tables_of(alias, otherwise=tables):
-                raise Unmigrated(alias) from error
+            with suppress(Error):
+                if missing_tables(managed, alias):
+                    raise Unmigrated(alias) from error
         raise
-
-
-def _tables_of(alias: str, otherwise: set[str]) -> set[str]:
-    try:
-        return set(connections[alias].introspection.table_names())
-    except Error:
-        return otherwise
 
 
 def _words(error: Exception) -> str:

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from typing import TypeVar
 
 from django.core.checks import WARNING, CheckMessage, run_checks
 from django.core.exceptions import ImproperlyConfigured
@@ -34,6 +35,7 @@ MOST_GROUPS_EXAMINED = 100
 """The most error groups whose growth is examined: those with the latest messages."""
 
 
+T = TypeVar("T")
 Examined = Problem | Finding | str
 """What a look yields; a text is a fact."""
 Examiner = Callable[[], Iterable[Examined]]
@@ -110,7 +112,7 @@ class RecordExamination:
         survey = self.health.survey
         if survey is not None:
             yield from looked(
-                Area.PARKED, lambda: in_time(lambda: list(growing(survey.at)), self._alias, self._timeout)
+                Area.PARKED, lambda: self._in_time(lambda: list(growing(survey.at)), self._alias, "growth")
             )
 
     def _database(self) -> Iterator[Examined]:
@@ -148,7 +150,7 @@ class RecordExamination:
 
     def _one_database(self, alias: str) -> Iterator[Examined]:
         try:
-            missing = in_time(partial(unapplied, alias), alias, self._timeout)
+            missing = self._in_time(partial(unapplied, alias), alias, "migrations")
         except (Error, Unanswered, ImproperlyConfigured) as error:
             if alias == self._alias:
                 self._unread = f"the database {alias!r} cannot be used"
@@ -159,11 +161,14 @@ class RecordExamination:
         else:
             yield from self._check(alias)
 
+    def _in_time(self, ask: Callable[[], T], alias: str, purpose: str) -> T:
+        return in_time(ask, alias, self._timeout, purpose=purpose)
+
     def _check(self, alias: str) -> Iterator[Finding]:
         """Yield the problems that the checks of one database find. One that is unused may not answer."""
         problems: list[CheckMessage] = []
         with suppress(Error, Unanswered, ImproperlyConfigured):
-            problems = in_time(partial(database_problems, alias), alias, self._timeout)
+            problems = self._in_time(partial(database_problems, alias), alias, "checks")
         for problem in problems:
             fix = f"{problem.hint} ({problem.id})"
             yield Finding(area=Area.DATABASE, level=Grade.WARNING, problem=f"{problem.msg}", fix=fix)

@@ -11,7 +11,7 @@ from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management.accounts import signed_in
 from django_rmq_retry.management.arguments import add_limit
 from django_rmq_retry.management.command import Options, RmqCommand, add_yes, request_data
-from django_rmq_retry.management.parked_choice import refuse_doubtful, report_keys
+from django_rmq_retry.management.parked_choice import add_keys_checked, refuse_doubtful, report_keys
 from django_rmq_retry.management.parked_edits import result_lines, show_others, show_proposal
 from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import ApprovalRequest, GatedAct, RequestState
@@ -35,9 +35,7 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
     approving.add_argument("id", type=int, metavar="REQUEST", help="the number of the request")
     approving.add_argument("--user", required=True, metavar="NAME", help="your account; its password is asked for")
     approving.add_argument("--remark", default="", help="a remark, kept in the audit log")
-    approving.add_argument(
-        "--keys-checked", action="store_true", help="go on although keys of a list match no message, or several"
-    )
+    add_keys_checked(approving)
     approving.add_argument("--dry-run", action="store_true", help="change nothing; show what would be done")
     add_yes(approving)
     rejecting = add("reject", reject, help="reject a request, or withdraw your own")
@@ -103,8 +101,8 @@ def _tell(command: RmqCommand, done: ApprovalRequest, wish: Wish) -> None:
             command.say(f"To send what was edited: manage.py rmq_parked requeue {named}")
         return
     command.line(f"Request {done.pk} is approved and carried out.")
-    for missed, why in missed_discards.left_out_of(done):
-        command.say(f"  left out: {missed.message} (#{missed.message_id}): {why}")
+    for message, why in missed_discards.left_out_of(done):
+        command.say(f"  left out: {message} (#{message.pk}): {why}")
     if done.run is not None:
         command.say(f"To follow its messages: manage.py rmq_parked requeue-run {done.run}")
 
@@ -131,7 +129,7 @@ def _of_discard(command: RmqCommand, wish: Wish) -> None:
     for one in found.findings:
         command.say(f"  {one.sentence}, left out")
     _say_released(command, released_by(found.rows))
-    command.say(f"Discards {plural(found.discards, 'message')}, which will never be handled.")
+    command.say(f"Discards {plural(found.discards, 'message')}, which no requeue will send.")
 
 
 def _say_released(command: RmqCommand, released: Released) -> None:

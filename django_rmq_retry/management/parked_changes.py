@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from django.core.management.base import CommandParser
+from django.db.models import Q
 
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.exit_codes import Exit
@@ -26,6 +27,7 @@ from django_rmq_retry.models import DiscardCategory
 from django_rmq_retry.models.parked import RESOLVED, State
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
 from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.overdue import discardable, lost_sentence
 from django_rmq_retry.parked.released import Released, released_by
 from django_rmq_retry.parked.retention import purge
 from django_rmq_retry.parked.selection import Selection
@@ -97,14 +99,22 @@ def change(command: RmqCommand, options: Options) -> Exit:
     if not chosen.count:
         command.say("No message matches.")
         return Exit.NOTHING
-    released = released_by(chosen.queryset()) if name == "discard" else Released()
+    fit = chosen.queryset().filter(discardable() if name == "discard" else Q(state__in=states.split(",")))
+    others = chosen.count - fit.count()
+    if others:
+        command.say(f"  Of the {chosen.count} chosen, the state of {others} forbids it: nothing is changed there.")
+    released = released_by(fit) if name == "discard" else Released()
     if released.messages:
         command.say(f"  {released.sentence}")
+    if lost := lost_sentence(fit):
+        command.say(f"  {lost}")
     if options["dry_run"]:
-        _show_token(command, chosen, options)
+        _show_token(command, chosen, options, chosen.count - others)
         return Exit.DONE
     refuse_doubtful(chosen, options)
-    confirm_number(command, chosen.count, f"{name.capitalize()} {plural(chosen.count, 'message')}?", options)
+    changed = chosen.count - others
+    if changed:
+        confirm_number(command, changed, f"{name.capitalize()} {plural(changed, 'message')}?", options)
     # Read the matches before the action: afterwards none of the messages is open.
     lists = lists_data(chosen) if options["json"] else {}
     done = _CHANGES[name](chosen, actor_of(options) if name == "discard" else Actor.of_shell(), options)
@@ -116,13 +126,13 @@ def change(command: RmqCommand, options: Options) -> Exit:
     return Exit.PARTLY if done.left else partly
 
 
-def _show_token(command: RmqCommand, chosen: Selection, options: Options) -> None:
+def _show_token(command: RmqCommand, chosen: Selection, options: Options, changed: int) -> None:
     action = options["subcommand"]
     if options["json"]:
         facts = {"action": action, "count": chosen.count, "selection": token_of(chosen)}
         command.document("parked_preview/1", **facts, **lists_data(chosen))
     else:
-        command.line(f"{action.capitalize()} {plural(chosen.count, 'message')}.")
+        command.line(f"{action.capitalize()} {plural(changed, 'message')}.")
         command.line(f"--selection {token_of(chosen)}")
 
 

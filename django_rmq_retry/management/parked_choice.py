@@ -17,7 +17,7 @@ from django_rmq_retry.management.command import Options, RmqCommand, add_yes, us
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import KeyList, State
 from django_rmq_retry.parked.database import records_alias
-from django_rmq_retry.parked.elsewhere import Found
+from django_rmq_retry.parked.found import Found
 from django_rmq_retry.parked.key_lists import (
     Excluded,
     KeyMatch,
@@ -29,13 +29,16 @@ from django_rmq_retry.parked.key_lists import (
     store,
 )
 from django_rmq_retry.parked.key_text import parse
-from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.operators import Actor, lacks_reason
 from django_rmq_retry.parked.requeue import TYPED_FROM
 from django_rmq_retry.parked.selection import EXCEPT, FIELDS, LISTED, MOST_IDS, Selection
 
+IN_CONTENT = "only in the content of a parked message without a business key"
 OPEN_STATES = f"{State.PARKED.value},{State.ON_HOLD.value}"
 MOST_NAMED_IN_REMARK = 20
 """The most keys, and messages of one key, that a remark names; rmq_parked keys shows all."""
+MOST_VALUES = 10
+"""The most values of a field that a remark names, those of most messages first."""
 
 
 def add_choice(parser: CommandParser, *, states: bool = True) -> None:
@@ -44,8 +47,7 @@ def add_choice(parser: CommandParser, *, states: bool = True) -> None:
     for name, field in FIELDS.items():
         if field.help:
             parse = moment if field.metavar == "AGE" else str
-            option = (field.option or name).replace("_", "-")
-            chosen.add_argument(f"--{option}", type=parse, metavar=field.metavar, help=field.help)
+            chosen.add_argument(f"--{option_of(name)}", type=parse, metavar=field.metavar, help=field.help)
     if states:
         known = ", ".join(State.values)
         chosen.add_argument("--state", metavar="STATES", help=f"one or more of {known}, separated by commas")
@@ -72,13 +74,20 @@ def selection_of(options: Options, *, states: str, states_of_keys: str = "", nar
     return chosen.leaving_out(list_filter(store(keys, Actor.of_shell()))) if keys else chosen
 
 
-def reasons_beside(chosen: Selection) -> str:
-    """Return the reasons, with their numbers, of the messages that match a filter but for its reason."""
-    if "reason" not in chosen.filter:
-        return ""
-    others = Selection.of_filter({name: value for name, value in chosen.filter.items() if name != "reason"})
-    counted = others.queryset().order_by().values_list("reason").annotate(count=Count("pk")).order_by("reason")
-    return ", ".join(f"{reason} ({count})" for reason, count in counted)
+def counts_beside(chosen: Selection, name: str) -> str:
+    """Return the values of a field, with their numbers, that messages have which match the rest of the filter."""
+    found = counted_beside(chosen, name)
+    more = ", …" if len(found) > MOST_VALUES else ""
+    return ", ".join(f"{value or 'none'} ({count})" for value, count in found[:MOST_VALUES]) + more
+
+
+def counted_beside(chosen: Selection, name: str) -> Sequence[tuple[str, int]]:
+    """Return the same as data, those of most messages first; empty if the filter does not name the field."""
+    if name not in chosen.filter:
+        return ()
+    others = Selection.of_filter({word: value for word, value in chosen.filter.items() if word != name})
+    counted = others.queryset().order_by().values_list(name).annotate(count=Count("pk"))
+    return list(counted.order_by("-count", name)[: MOST_VALUES + 1])
 
 
 def _chosen(options: Options, *, states: str, states_of_keys: str, narrow: bool) -> Selection:
@@ -90,7 +99,7 @@ def _chosen(options: Options, *, states: str, states_of_keys: str, narrow: bool)
     if options["selection"]:
         return Selection.read(options["selection"])
     ids = _ids(options["ids"])
-    given = _filter(options)
+    given = given_filter(options)
     if ids is not None and (given or options["all"]):
         raise usage_error("IDs cannot be combined with a filter or --all. Pass one of them.")
     if ids is not None:
@@ -151,6 +160,7 @@ def report_keys(command: RmqCommand, chosen: Selection) -> Exit:
             f"{len(lookup.closed)} not open."
         )
         _say_some(command, "elsewhere, not parked", _placed(lookup.elsewhere))
+        _say_some(command, IN_CONTENT, _otherwise(lookup.in_content))
         _say_some(command, "not found", lookup.missing)
         _say_some(command, "differs in case only", _spelled(lookup.alike))
         _say_some(command, "no key, but a correlation id or a number", _otherwise(lookup.otherwise))
@@ -163,16 +173,21 @@ def report_keys(command: RmqCommand, chosen: Selection) -> Exit:
     if left:
         command.say(f"{plural(left.messages, 'message')} left out by {plural(len(left.keys), 'key')}.")
         _say_some(command, "elsewhere, not parked, so no message is left out", _placed(left.unparked))
+        _say_some(command, f"{IN_CONTENT}, which is not left out", _otherwise(left.in_content))
         _say_some(command, "not found, so no message is left out", left.missing)
         _say_some(command, "differs in case only", _spelled(left.alike))
-        _say_some(command, "not in the selection", [f"{key} ({one.state})" for key, one in left.elsewhere.items()])
+        outside = {key: f"{key} ({_states(some)})" for key, some in left.elsewhere.items()}
+        on_way = [outside.pop(key) for key in left.on_way]
+        _say_some(command, "in a requeue run, and may still be handled", on_way)
+        _say_some(command, "not in the selection", list(outside.values()))
         _say_some(command, "leaves out several messages", [f"{key} ({count})" for key, count in left.several.items()])
-    absent = (lookup and (lookup.missing or lookup.elsewhere)) or (left and (left.missing or left.unparked))
-    return Exit.PARTLY if absent else Exit.DONE
+    absent = [lookup.missing, lookup.elsewhere, lookup.in_content] if lookup else []
+    absent += [left.missing, left.unparked, left.in_content] if left else []
+    return Exit.PARTLY if any(absent) else Exit.DONE
 
 
 def refuse_doubtful(chosen: Selection, options: Options) -> None:
-    """Raise a CommandError if a key matches no message or several, and the operator did not say that it is right."""
+    """Raise a CommandError if a key is doubtful, and the operator did not say that it is right."""
     if options["keys_checked"] or options["dry_run"]:
         return
     lookup, left = answer_of(chosen), excluded_from(chosen)
@@ -180,8 +195,8 @@ def refuse_doubtful(chosen: Selection, options: Options) -> None:
     doubtful = [*(lookup.doubtful(states) if lookup else []), *(left.doubtful if left else [])]
     if doubtful:
         raise CommandError(
-            f"{plural(len(doubtful), 'key')} {'matches' if len(doubtful) == 1 else 'match'} no message, or several. "
-            "Nothing was changed. Check the keys above, then pass --keys-checked.",
+            f"{plural(len(doubtful), 'key')} {'matches' if len(doubtful) == 1 else 'match'} no message, several, or "
+            "one elsewhere. Nothing was changed. Check the keys above, then pass --keys-checked.",
             returncode=Exit.UNCONFIRMED,
         )
 
@@ -219,6 +234,7 @@ def keys_data(lookup: Lookup) -> dict[str, Any]:
         "keys": len(lookup.keys),
         "found": len(lookup.found),
         "not_parked": _places(lookup.elsewhere),
+        "in_content": _matches(lookup.in_content),
         "not_found": lookup.missing,
         "several": {key: matches[key] for key in lookup.several},
         "copies": lookup.copies,
@@ -227,15 +243,19 @@ def keys_data(lookup: Lookup) -> dict[str, Any]:
     }
 
 
+def _matches(named: Mapping[str, Sequence[KeyMatch]]) -> dict[str, list[dict[str, object]]]:
+    return {key: [_match(one) for one in some] for key, some in named.items()}
+
+
 def _match(one: KeyMatch) -> dict[str, object]:
     return {"id": one.record, "state": one.state, "run": one.run}
 
 
 def _places(elsewhere: Mapping[str, Sequence[Found]]) -> dict[str, list[dict[str, object]]]:
-    return {key: [_place(one) for one in found] for key, found in elsewhere.items()}
+    return {key: [place_data(one) for one in found] for key, found in elsewhere.items()}
 
 
-def _place(one: Found) -> dict[str, object]:
+def place_data(one: Found) -> dict[str, object]:
     return {"room": one.room.name.lower(), "place": one.place, "text": str(one)}
 
 
@@ -244,8 +264,9 @@ def excluded_data(left: Excluded) -> dict[str, Any]:
         "keys": len(left.keys),
         "messages": left.messages,
         "not_parked": _places(left.unparked),
+        "in_content": _matches(left.in_content),
         "not_found": left.missing,
-        "elsewhere": {key: _match(one) for key, one in left.elsewhere.items()},
+        "elsewhere": _matches(left.elsewhere),
         "several": left.several,
         "differs_in_case": left.alike,
     }
@@ -257,7 +278,12 @@ def lists_data(chosen: Selection) -> dict[str, Any]:
     return {"keys": keys_data(lookup) if lookup else None, "except": excluded_data(left) if left else None}
 
 
-def _filter(options: Options) -> dict[str, Any]:
+def option_of(name: str) -> str:
+    """Return the option, without its hyphens, for a field of the filter."""
+    return (FIELDS[name].option or name).replace("_", "-")
+
+
+def given_filter(options: Options) -> dict[str, Any]:
     given = {name: options[field.option or name] for name, field in FIELDS.items() if field.help}
     times = {name: value.isoformat() for name, value in given.items() if isinstance(value, datetime)}
     return {name: value for name, value in {**given, **times}.items() if value is not None}
@@ -276,11 +302,22 @@ def _ids(given: list[str]) -> list[int] | None:
         raise usage_error(text) from None
 
 
+def reason_for(count: int, given: str) -> str:
+    """Return the option that so many messages need besides those that choose them, for a command line that is shown."""
+    return " --reason TEXT" if lacks_reason(count, given) else ""
+
+
+def add_keys_checked(parser: CommandParser) -> None:
+    text = (
+        "go on although keys of a list match no message, several, or one elsewhere: without it the command changes "
+        "nothing and exits with code 7, or with 6 if no message is left to act on"
+    )
+    parser.add_argument("--keys-checked", action="store_true", help=text)
+
+
 def add_act(parser: CommandParser) -> None:
     parser.add_argument("--reason", default="", help="the reason, kept in the audit log")
-    parser.add_argument(
-        "--keys-checked", action="store_true", help="go on although keys of a list match no message, or several"
-    )
+    add_keys_checked(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="change nothing; show the messages and a token for --selection"
     )

@@ -4,44 +4,60 @@ import argparse
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
+from itertools import chain
 from operator import attrgetter
 
 from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.arguments import plural
+from django_rmq_retry.breakers import table
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management.accounts import actor_of, add_user
 from django_rmq_retry.management.arguments import add_limit
-from django_rmq_retry.management.command import Options, RmqCommand
+from django_rmq_retry.management.command import Options, RmqCommand, add_yes
 from django_rmq_retry.management.parked_choice import (
     OPEN_STATES,
     add_act,
     add_choice,
     confirm_number,
+    counts_beside,
     lists_data,
-    reasons_beside,
+    place_data,
+    reason_for,
     refuse_doubtful,
     report_keys,
     selection_of,
     token_of,
 )
 from django_rmq_retry.management.terminal import clock, utc
-from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState, State
-from django_rmq_retry.models.runs import ACTIVE, MIN_OUTCOMES
+from django_rmq_retry.models import ItemState, RequeueRun, RunState
+from django_rmq_retry.models.runs import ACTIVE, HELD, MIN_OUTCOMES
 from django_rmq_retry.parked import run_steering
-from django_rmq_retry.parked.findings import DECIDED, INCLUDABLE, MOST_QUEUES, RequeueFinding, RequeueReport, report
+from django_rmq_retry.parked.early_outcomes import HANDLED_TWICE, PERHAPS_TWICE
+from django_rmq_retry.parked.findings import (
+    DECIDED,
+    INCLUDABLE,
+    RequeueFinding,
+    RequeueReport,
+    lacks_reason_for_risk,
+    report,
+)
+from django_rmq_retry.parked.items import waiting_in
 from django_rmq_retry.parked.lease import DRIVEN
-from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
 from django_rmq_retry.parked.outcome_texts import decisions_on
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, STOP_AT, RequeueOptions, checked_target
 from django_rmq_retry.parked.run_steps import RunSteps
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.transfer import early_lines, run_lines
+from django_rmq_retry.parked.twins import Twins, each, twins_of_sent
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.recurring import thread_name
+from django_rmq_retry.wording import listed, span
 
 BAR_WIDTH = 24
 LINE_SECONDS = 10.0
@@ -51,6 +67,16 @@ POLL_SECONDS = 0.25
 OUTCOME_SECONDS = 60.0
 MOST_EXAMPLES = 3
 """The most examples of a finding in a preview."""
+MORE_COUNTS = {
+    "unconfirmed": "NOT CONFIRMED",
+    "handled_twice": "HANDLED TWICE",
+    "perhaps_twice": "PERHAPS TWICE",
+}
+"""Counts of requeue runs that a list has only if one of them is not 0."""
+TWINS = (
+    "Not parked, with the same business key or message id: it is handled as well, so these may be done twice. "
+    "Leave them out (--except-from) until you know:"
+)
 
 RATE_HELP = f"messages per second; {DEFAULT_RATE:g} by default"
 
@@ -115,10 +141,11 @@ def _add_requeue_run(add: Callable[..., CommandParser]) -> None:
     control.add_argument("--export", action="store_true", help="write the outcome of each message as CSV")
     run.add_argument("--reason", default="", help="the reason, kept in the audit log")
     add_wait(run)
+    add_yes(run)
 
 
 def add_wait(parser: CommandParser) -> None:
-    text = f"seconds to wait for outcomes after the last message; {OUTCOME_SECONDS:g} by default"
+    text = f"seconds to wait for outcomes after the last message, 0 for none; {OUTCOME_SECONDS:g} by default"
     parser.add_argument("--wait", type=float, default=OUTCOME_SECONDS, metavar="S", help=text)
 
 
@@ -132,6 +159,8 @@ def requeue(command: RmqCommand, options: Options) -> Exit:
         return Exit.NOTHING
     if options["dry_run"]:
         return Exit.DONE
+    if why := lacks_reason(chosen.count, options["reason"]) or lacks_reason_for_risk(findings, options["reason"]):
+        raise Refused(why)
     unread = _check_broker(options, [queue for queue, _count in findings.queues])
     say_unread(command, unread)
     refuse_doubtful(chosen, options)
@@ -193,8 +222,9 @@ def show_runs(command: RmqCommand, options: Options) -> Exit:
         terminal = command.stdout.isatty()
         head = ["RUN", "STATE", "STARTED", "BY", "TOTAL", "SENT", "PROCESSED", "FAILED AGAIN", "LEFT OUT"]
         counts = ["total", "sent", "processed", "failed", "skipped"]
-        if any(run.handled_twice for run in runs):
-            counts, head = [*counts, "handled_twice"], [*head, "HANDLED TWICE"]
+        for name, title in MORE_COUNTS.items():
+            if any(getattr(run, name) for run in runs):
+                counts, head = [*counts, name], [*head, title]
         started = [clock(run.created_at, terminal=terminal) for run in runs]
         cells = [
             (run.pk, run.state, at, run.who, *attrgetter(*counts)(run), run.reason)
@@ -222,7 +252,8 @@ def run_data(run: RequeueRun) -> Mapping[str, object]:
         "one_by_one",
         "canary",
     )
-    counts = ("total", "sent", "processed", "failed", "skipped", "unconfirmed", "handled_twice")
+    outcomes = ("total", "sent", "processed", "failed", "skipped", "unconfirmed", "excluded")
+    counts = (*outcomes, "edited", "handled_twice", "perhaps_twice")
     times = {name: utc(getattr(run, name)) for name in ("created_at", "started_at", "finished_at")}
     return {"id": run.pk, **{name: getattr(run, name) for name in (*names, *counts)}, **times}
 
@@ -230,8 +261,10 @@ def run_data(run: RequeueRun) -> Mapping[str, object]:
 def _preview(
     command: RmqCommand, found: RequeueReport, chosen: Selection, wanted: RequeueOptions, options: Options
 ) -> None:
+    twins = twins_of_sent(chosen, found)
     if options["json"] and options["dry_run"]:
         names = {"name": "name", "count": "count", "left_out": "left_out", "why": "explanation", "examples": "examples"}
+        names |= {"detail": "detail"}
         findings = [{key: getattr(finding, name) for key, name in names.items()} for finding in found.findings]
         command.document(
             "parked_requeue_preview/1",
@@ -240,30 +273,68 @@ def _preview(
             findings=findings,
             queues=dict(found.queues),
             released=found.released.messages,
+            elsewhere=[place_data(one) for one in each(twins)],
             stop_at=wanted.guard,
             selection=token_of(chosen),
             **lists_data(chosen),
         )
         return
     out = command.line if options["dry_run"] else command.say
-    for one in found.findings:
-        examples = ", ".join(f"{label} (#{pk})" for pk, label in one.examples[:MOST_EXAMPLES])
-        more = "…" if one.count > MOST_EXAMPLES else ""
-        out(f"  {one.count} {one.name.replace('_', ' ')}, {_fate(one)}: {examples}{more}")
-        for pk, label, sentence in decisions_on(one.examples) if one.name in DECIDED else one.decisions:
-            out(f"    {label} (#{pk}): {sentence}")
+    for line in (*chain.from_iterable(map(_finding_lines, found.findings)), *_warning_of(twins)):
+        out(line)
     if found.released.messages:
         out(f"  {found.released.sentence}")
+    stopped = _stopped(queue for queue, _count in found.queues)
     for queue, count in found.queues:
-        out(f"  {count} to {queue}")
+        out(f"  {count} to {queue}" + (f", where messages wait: {stopped[queue]}" if queue in stopped else ""))
     if found.sendable > 1:
+        out(f"  {_pace(wanted, found.sendable)}")
         out(f"  guard: {guard_text(wanted.guard)}")
     begun = "Would requeue" if options["dry_run"] else "Requeues"
-    out(f"{begun} {found.sendable} of {plural(found.total, 'message')}.")
-    if not found.total and (reasons := reasons_beside(chosen)):
+    if found.total:
+        out(f"{begun} {found.sendable} of {plural(found.total, 'message')}.")
+    else:
+        out("No message matches, so there is nothing to requeue.")
+    if not found.total and (reasons := counts_beside(chosen, "reason")):
         out(f"The rest of the filter matches messages with these reasons: {reasons}.")
-    if options["dry_run"]:
-        command.line(f"--selection {token_of(chosen)}")
+    if options["dry_run"] and found.total:
+        command.line("To requeue exactly these within an hour, pass this instead of the options that chose them:")
+        command.line(f"--selection {token_of(chosen)}{reason_for(chosen.count, options['reason'])}")
+
+
+def _finding_lines(one: RequeueFinding) -> Iterator[str]:
+    examples = ", ".join(f"{label} (#{pk})" for pk, label in one.examples[:MOST_EXAMPLES])
+    more = "…" if one.count > MOST_EXAMPLES else ""
+    yield f"{'!' if one.warns else ' '} {one.count} {one.name.replace('_', ' ')}, {_fate(one)}: {examples}{more}"
+    if one.detail or one.risk:
+        yield "    " + " - ".join(filter(None, (one.detail, one.risk)))
+    if one.later:
+        more = ", …" if len(one.later) > MOST_EXAMPLES else ""
+        ids = ", ".join(one.later[:MOST_EXAMPLES])
+        yield f"    to leave the later {len(one.later)} out, pass --except-from a file with {ids}{more}"
+    for pk, label, sentence in decisions_on(one.examples) if one.name in DECIDED else one.decisions:
+        yield f"    {label} (#{pk}): {sentence}"
+
+
+def _warning_of(twins: Twins) -> list[str]:
+    return [f"! {TWINS}", *(f"    {one.became}: {one}" for one in each(twins))] if twins else []
+
+
+def _pace(wanted: RequeueOptions, count: int) -> str:
+    """Return how fast the messages are sent, and which of them first."""
+    seconds = count / wanted.rate
+    first = "one, and the others after it was processed; then " if wanted.canary else ""
+    lasts = f", about {span(timedelta(seconds=seconds))}" if seconds >= 1 else ""
+    return f"sends {first}{wanted.rate:g} per second{lasts}"
+
+
+def _stopped(queues: Iterable[str]) -> Mapping[str, str]:
+    """Return who stopped those of the queues in which messages wait: an operator, or the breaker of a handler."""
+    now = table.now()
+    return {
+        one.queue: f"paused by {one.by}" if one.is_paused(now) else f"the breaker of {one.circuit.handler} is open"
+        for one in table.stopped(queues, now)
+    }
 
 
 def guard_text(guard: float | None) -> str:
@@ -308,22 +379,14 @@ def follow(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
         again = f"rmq_parked requeue-run {run.pk}"
         command.say(f"Requeue run {run.pk} resumes with the next consumer, or with {again}. To stop it: {again} --stop")
         raise
-    code = report_run(command, ended, options, code_of(ended))
+    code = report_run(command, ended, options, code_of(ended, outcomes=options["wait"] > 0))
     if ended.sent > ended.processed + ended.failed:
         broker = broker_connections.connections.target_queues(options["timeout"])
         try:
-            say_unread(command, [queue for queue in _targets(ended) if broker.lacks_consumers(queue)])
+            say_unread(command, [queue for queue in waiting_in(ended) if broker.lacks_consumers(queue)])
         finally:
             broker.close()
     return code
-
-
-def _targets(run: RequeueRun) -> list[str]:
-    """Return the queues in which messages of the run wait for an outcome."""
-    if run.target or run.retries_of:
-        return [run.target or run.retries_of]
-    waiting = ParkedMessage.objects.filter(items__run=run, state=State.REQUEUED).order_by()
-    return list(waiting.values_list("queue", flat=True).distinct()[:MOST_QUEUES])
 
 
 def report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exit) -> Exit:
@@ -336,18 +399,37 @@ def report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exi
         paused = run.state == RunState.PAUSED
         if paused and run.failed and not run.retries_of:
             command.say(f"To list the messages that failed again: manage.py rmq_parked list --failed-of-run {run.pk}")
-        if run.handled_twice:
-            listed = f"manage.py rmq_parked list --handled-twice-of-run {run.pk}"
-            command.say(f"To list the messages that were handled twice: {listed}")
+        if run.unconfirmed and not run.retries_of:
+            command.say(
+                f"The broker did not confirm {run.unconfirmed}. They may have been delivered. Find out whether they "
+                "were handled, then discard those that were, and requeue the others with --include unconfirmed."
+            )
+            command.say(f"To list them: manage.py rmq_parked list --unconfirmed-of-run {run.pk}")
         itself = f"manage.py rmq_parked requeue-run {run.pk}"
+        _say_twice(command, run, itself)
         if paused and run.wait in run_steering.RETESTABLE:
             command.say(f"To send one again, and the others after it was processed: {itself} --resume --canary")
             command.say(f"To resume it without a test: {itself} --resume")
         elif paused:
             command.say(f"To resume it: {itself} --resume")
+        elif run.wait in HELD:
+            command.say(f"To send the rest without waiting: {itself} --resume")
         if paused:
             command.say(f"To stop it: {itself} --stop")
     return code
+
+
+def _say_twice(command: RmqCommand, run: RequeueRun, itself: str) -> None:
+    """Tell which messages were handled twice, or perhaps: those of a run of waiting retries have no records to list."""
+    for number, option, what, rows in (
+        (run.handled_twice, "--handled-twice-of-run", "were handled twice", HANDLED_TWICE),
+        (run.perhaps_twice, "--perhaps-twice-of-run", "may have been handled twice", PERHAPS_TWICE),
+    ):
+        if number and run.retries_of:
+            names = run.retries.filter(rows).order_by("pk").values_list("shown", flat=True)
+            command.say(f"These {what}: {listed(name or '-' for name in names)}. All outcomes: {itself} --export")
+        elif number:
+            command.say(f"To list the messages that {what}: manage.py rmq_parked list {option} {run.pk}")
 
 
 class Follower:
@@ -361,9 +443,13 @@ class Follower:
         self._why = ""
 
     def follow(self, *, wait: float) -> RequeueRun:
-        """Follow the run until all messages have an outcome, at most ``wait`` seconds after the last one was sent."""
+        """Follow the run until all messages have an outcome, at most ``wait`` seconds after the last one was sent.
+
+        A run that waits for its first outcomes is left to a consumer after so long, but not before a minute.
+        """
         steps: RunSteps | None = None
         waiting_since: float | None = None
+        held_since: float | None = None
         try:
             while True:
                 steps = steps or RunSteps(self._run_id, thread_name("rmq_parked"))
@@ -377,6 +463,9 @@ class Follower:
                     # A consumer drives the run. If that consumer dies, its lease expires and this process takes over.
                     steps.end()
                     steps = None
+                held_since = (held_since or time.monotonic()) if run.wait in HELD else None
+                if held_since is not None and time.monotonic() - held_since >= max(wait, OUTCOME_SECONDS):
+                    return run
                 if run.state == RunState.WAITING:
                     waiting_since = waiting_since or time.monotonic()
                     if time.monotonic() - waiting_since >= wait:
@@ -437,25 +526,29 @@ def bar(run: RequeueRun) -> str:
     return f"{text}  {run.explanation}" if run.explanation else text
 
 
+TALLY_WORDS = {
+    ItemState.PROCESSED: "processed",
+    ItemState.FAILED: "failed again",
+    ItemState.SENT: "waiting for outcome",
+    ItemState.SKIPPED: "left out",
+    ItemState.UNCONFIRMED: "not confirmed",
+    ItemState.PENDING: "not sent",
+}
+
+
 def summary(run: RequeueRun) -> str:
     """Return the result: ``Requeue run 73: 207 processed, 3 failed again, 1 left out.``"""
-    waiting = run.sent - run.processed - run.failed
-    counts = {
-        "processed": run.processed,
-        "failed again": run.failed,
-        "waiting for outcome": max(0, waiting),
-        "left out": run.skipped,
-        "not confirmed": run.unconfirmed,
-        "not sent": max(0, run.total - run.sent - run.skipped - run.unconfirmed),
-    }
-    parts = [f"{count} {words}" for words, count in counts.items() if count]
-    # What a killed process handled first has left no trace.
+    parts = [f"{count} {TALLY_WORDS[state]}" for state, count in run.tally.items() if count]
+    parts += [f"{run.edited} sent as edited"] if run.edited else []
     parts += [f"at least {run.handled_twice} handled twice"] if run.handled_twice else []
+    parts += [f"{run.perhaps_twice} perhaps handled twice"] if run.perhaps_twice else []
+    parts += [f"{run.excluded} more left out by key"] if run.excluded else []
     text = ", ".join(parts)
     ended = "" if run.state == RunState.FINISHED else f" ({run.get_state_display().lower()})"
     return f"Requeue run {run.pk}{ended}: {text or 'nothing to send'}."
 
 
-def code_of(run: RequeueRun) -> Exit:
-    """Return 0 only if every chosen message was processed."""
-    return Exit.DONE if run.processed == run.total else Exit.PARTLY
+def code_of(run: RequeueRun, *, outcomes: bool = True) -> Exit:
+    """Return 0 only if every chosen message was processed, or was sent if nobody waits for outcomes."""
+    done = run.processed if outcomes else run.sent - run.failed
+    return Exit.DONE if done == run.total else Exit.PARTLY

@@ -19,26 +19,53 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.database_clock import stated_time
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.exit_codes import Exit
+from django_rmq_retry.health.begun import Begun, begun_of, in_words
+from django_rmq_retry.health.doubts import acts_of
+from django_rmq_retry.health.facts import survey
+from django_rmq_retry.health.handled_again import HandledAgain
 from django_rmq_retry.health.rules import Code
 from django_rmq_retry.management.arguments import MOST_LISTED, add_limit, positive
 from django_rmq_retry.management.command import Options, RmqCommand, usage_error
-from django_rmq_retry.management.parked_choice import add_choice, keys_data, keys_from, report_keys, selection_of
+from django_rmq_retry.management.parked_choice import (
+    add_choice,
+    counted_beside,
+    counts_beside,
+    given_filter,
+    keys_data,
+    keys_from,
+    option_of,
+    place_data,
+    reason_for,
+    report_keys,
+    selection_of,
+)
 from django_rmq_retry.management.terminal import clock, local, utc
 from django_rmq_retry.messages.deaths import MOST_DEATHS_SHOWN, Death, deaths, well_formed
-from django_rmq_retry.messages.masking import body_text, indented, is_json, masked
+from django_rmq_retry.messages.masking import body_text, indented, is_json, masked, without
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, Attempt, ErrorGroup, OperatorAction, ParkedMessage, State
+from django_rmq_retry.models import Action, Attempt, ErrorGroup, OperatorAction, ParkedMessage, ParkedOrigin, State
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked import missed_discards
-from django_rmq_retry.parked.audit import acts_on, log_action, messages_named
+from django_rmq_retry.parked.audit import actions_named, acts_on, log_action
+from django_rmq_retry.parked.checked import check_of, checked_in_words
 from django_rmq_retry.parked.database import records_alias
-from django_rmq_retry.parked.elsewhere import elsewhere
-from django_rmq_retry.parked.findings import sends_any
+from django_rmq_retry.parked.edit import as_text
+from django_rmq_retry.parked.elsewhere import elsewhere, places_of
+from django_rmq_retry.parked.findings import FINDING_TEXTS, sends_any
+from django_rmq_retry.parked.found import Found
 from django_rmq_retry.parked.groups import grows, parked_lately, still_failing, with_held
 from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.key_lists import Lookup, current_matches, look_up
 from django_rmq_retry.parked.links import message_links
+from django_rmq_retry.parked.may_have_run import (
+    attempts_counted,
+    doubt_about,
+    what_may_remain,
+    with_doubts,
+    with_perhaps_handled,
+)
+from django_rmq_retry.parked.nameless import with_content
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outcome_texts import (
     Handled,
@@ -49,12 +76,15 @@ from django_rmq_retry.parked.outcome_texts import (
     others_of_key,
     outcome_of,
 )
-from django_rmq_retry.parked.selection import PageEnd, number_in, numbers_of, pages
+from django_rmq_retry.parked.selection import PageEnd, Selection, number_in, numbers_of, pages
 from django_rmq_retry.parked.transfer import as_data
+from django_rmq_retry.wording import listed
 
 FORMATTED_LIMIT = 16 * 1024 * 1024
 """Indenting makes a body longer: one that would grow beyond this size is written as it is stored."""
 LISTED = ("ID", "STATE", "PARKED", "KEY", "TYPE", "QUEUE", "ATTEMPTS", "ERROR")
+SPARE = ("TYPE", "ATTEMPTS")
+"""Columns that a narrow terminal does without."""
 BODIES = ("none", "exact", "pretty", "hex")
 
 
@@ -64,6 +94,11 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
     listed.add_argument("--limit", type=positive, metavar="N", help=f"at most N messages; {MOST_LISTED} by default")
     listed.add_argument(
         "--after", metavar="PLACE", help="continue after this record number, or after “next” of the previous page"
+    )
+    listed.add_argument(
+        "--handled-again",
+        action="store_true",
+        help="list what was handled twice within a day, or perhaps was, outside of requeue runs, as Live status does",
     )
     listed.add_argument("--jsonl", action="store_true", help="one JSON object per line; all messages without --limit")
     keys = add("keys", show_keys, help="show the messages of each key in a list; changes nothing")
@@ -77,12 +112,15 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
     show.add_argument("message", metavar="MESSAGE", help="a record's number, a business key or a message id")
     show.add_argument("--body", choices=BODIES, default="none", help="format of the body, which is masked")
     show.add_argument("--attempts", choices=("last", "all"), default="last", help="show the last attempt, or all")
-    show.add_argument("--reveal", action="store_true", help="show the body unmasked; the audit log records it")
+    show.add_argument("--reveal", action="store_true", help="show body and headers unmasked; the audit log records it")
 
 
 def show_list(command: RmqCommand, options: Options) -> Exit:
+    if options["handled_again"]:
+        return _show_handled_again(command, options)
     # Who looks for one message wants to find it, whatever became of it.
-    naming = ("search", "key", "message_id", "correlation_id", "begins", "handled_twice_of_run")
+    of_runs = ("handled_twice_of_run", "perhaps_twice_of_run", "unconfirmed_of_run")
+    naming = ("search", "key", "message_id", "correlation_id", "begins", *of_runs)
     named = any(options[name] for name in naming)
     states = ",".join(State.values) if named else State.PARKED
     chosen = selection_of(options, states=states, narrow=False)
@@ -92,7 +130,7 @@ def show_list(command: RmqCommand, options: Options) -> Exit:
             command.say(f"No key or id is exactly {short(options['search'], 80)}. These begin with it.")
             chosen = begun
     report_keys(command, chosen)
-    rows = chosen.queryset().select_related("group").prefetch_related("keys").defer("body", "properties")
+    rows = with_doubts(chosen.queryset()).select_related("group").prefetch_related("keys").defer("body", "properties")
     after, limit = _place(options["after"]), options["limit"]
     if options["jsonl"]:
         lines = 0
@@ -108,18 +146,128 @@ def show_list(command: RmqCommand, options: Options) -> Exit:
     following = str(PageEnd.of(found[-1])) if len(more) > most else None
     if options["json"]:
         items = [as_data(row) for row in found]
-        command.document("parked_list/1", total=chosen.count, items=items, next=following)
+        others = elsewhere(asked).every if (asked := _asked(options)) else ()
+        places = [place_data(one) for one in others]
+        command.document("parked_list/1", total=chosen.count, items=items, next=following, elsewhere=places)
         return Exit.DONE if found else Exit.NOTHING
     if not found:
-        everywhere = " All states were searched." if named and not options["state"] else ""
-        asked = next((options[name] for name in ("search", "key", "message_id", "begins") if options[name]), "")
-        command.say(f"No message matches.{everywhere}{_elsewhere(command, asked) if asked else ''}")
+        _say_none(command, options, chosen, everywhere=named and not options["state"])
         return Exit.NOTHING
-    terminal = command.stdout.isatty()
-    command.table([LISTED, *_listed(found, terminal=terminal)], cut=True)
+    _write_list(command, found)
     if following:
         command.say(f"{len(found)} of {chosen.count} messages. For more, raise --limit or pass --after {following}")
+    _say_what_next(command, options, chosen, found)
     return Exit.DONE
+
+
+def _show_handled_again(command: RmqCommand, options: Options) -> Exit:
+    """List what was handled twice outside of requeue runs, most of which has no record; the certain ones first."""
+    if options["jsonl"] or options["after"]:
+        raise usage_error("--handled-again cannot be combined with --jsonl or --after. Omit them.")
+    known = survey(page=True)
+    found, acts = known.handled_again, acts_of((one.mark for one in known.handled_again), known.checked)
+    shown = [(one, acts.get(one.mark)) for one in found[: options["limit"] or MOST_LISTED]]
+    if options["json"]:
+        command.document("handled_again/1", total=len(found), items=[_again_data(*one) for one in shown])
+    elif shown:
+        terminal = command.stdout.isatty()
+        rows = [
+            (one.name, _doubt(one, act), one.queue, one.message_id or "-", _times(one, terminal)) for one, act in shown
+        ]
+        command.table([("MESSAGE", "HANDLED", "QUEUE", "ID", "WHEN"), *rows])
+        if left := len(found) - len(shown):
+            command.say(f"{left} more. Raise --limit to see them.")
+    else:
+        command.say("Within a day nothing was handled again, outside of requeue runs, that another consumer had.")
+    return Exit.DONE if found else Exit.NOTHING
+
+
+def _doubt(one: HandledAgain, act: OperatorAction | None) -> str:
+    sign, checked = ("✓", f". {checked_in_words(act)}") if act else ("✕" if one.certain else "!", "")
+    often = len(one.times) + len(one.begun_by)
+    perhaps = f"perhaps {often} times" if often > 2 else "perhaps twice"  # noqa: PLR2004 - twice has a word
+    told = [*(["twice"] if one.certain else []), *([perhaps] if one.begun_by or not one.certain else [])]
+    begun = f": {', '.join(map(str, one.begun_by))} had begun it" if one.begun_by else ""
+    beside = f": one that is gone had it, or {listed(one.beside)}, which still runs" if one.beside else ""
+    return f"{sign} {', '.join(told)}{begun or beside}{checked}"
+
+
+def _times(one: HandledAgain, terminal: bool) -> str:  # noqa: FBT001 - a private helper of one table
+    return ", ".join(f"{local(at) if terminal else utc(at)} by {process}" for at, process in one.times)
+
+
+def _again_data(one: HandledAgain, act: OperatorAction | None) -> Mapping[str, object]:
+    names = ("name", "message_id", "queue", "handler", "certain")
+    times = [{"at": utc(at), "by": process} for at, process in one.times]
+    more = {"begun": _begun_data(one.begun_by), "running_beside": one.beside, "handled": times}
+    return {**{name: getattr(one, name) for name in names}, **more, "checked": act.number if act else None}
+
+
+def _begun_data(begun: Iterable[Begun]) -> Sequence[Mapping[str, object]]:
+    return [{"process": str(one), "at": utc(one.since)} for one in begun]
+
+
+def _say_what_next(command: RmqCommand, options: Options, chosen: Selection, found: Sequence[ParkedMessage]) -> None:
+    """Say where a filter has other messages, and on a terminal how to go on with those that were listed."""
+    if asked := _asked(options):
+        _say_elsewhere(command, elsewhere(asked).every)
+    by_list = any(options[name] for name in ("selection", "keys_from", "except_from"))
+    filtered = {} if by_list else given_filter(options)
+    if filtered and (others := _in_other_states(chosen)):
+        command.say(others)
+    if filtered and command.stdout.isatty():
+        command.say(f"→ next: manage.py rmq_parked {_step_after(options, filtered, found, chosen.count)}")
+
+
+def _write_list(command: RmqCommand, rows: Iterable[ParkedMessage]) -> None:
+    command.table([LISTED, *_listed(rows, terminal=command.stdout.isatty())], cut=True, spare=SPARE)
+
+
+def _say_none(command: RmqCommand, options: Options, chosen: Selection, *, everywhere: bool) -> None:
+    """Say that nothing was found, and where the messages are that may have been meant."""
+    asked, others = _asked(options), _in_other_states(chosen)
+    if others:
+        command.say(f"No message matches in the state {' or '.join(chosen.filter['state'])}.")
+        command.say(others)
+        return
+    begins = f" No key or id begins with {short(asked, 80)}." if options["search"] or options["begins"] else ""
+    searched = " All states were searched." if everywhere else ""
+    command.say(f"No message matches.{begins}{searched}{_elsewhere(command, asked) if asked else ''}")
+    for name in ("error", "reason", "type", "queue", "handler"):
+        if counts := counts_beside(chosen, name):
+            command.say(f"Some would match with --{option_of(name)}: {counts}")
+
+
+def _asked(options: Options) -> str:
+    """Return the key or id that is looked for; empty if messages are listed by something else."""
+    return next((options[name] for name in ("search", "key", "message_id", "begins") if options[name]), "")
+
+
+def _say_elsewhere(command: RmqCommand, found: Sequence[Found]) -> None:
+    """Warn of other messages with a name: what is requeued here may be done there as well."""
+    for one in found:
+        command.say(f"! Also ({one.became}): {one}")
+
+
+def _in_other_states(chosen: Selection) -> str:
+    """Return how many messages match a filter but for its state, and how they are listed; empty if there are none."""
+    shown = chosen.filter.get("state", ())
+    counts = {state: count for state, count in counted_beside(chosen, "state") if state not in shown}
+    if not counts:
+        return ""
+    named = ", ".join(f"{state} ({count})" for state, count in counts.items())
+    total = sum(counts.values())
+    matches = "matches" if total == 1 else "match"
+    return f"{total} {matches} in other states: {named}. To list them, add --state {','.join(counts)}"
+
+
+def _step_after(options: Options, filtered: Mapping[str, object], found: Sequence[ParkedMessage], count: int) -> str:
+    """Return the command that continues after this list: a preview of its requeue if one of it is parked."""
+    if not any(row.state == State.PARKED for row in found):
+        return f"show {found[0].pk}"
+    states = {"state": options["state"]} if options["state"] else {}
+    words = [f"--{option_of(name)} {quote(str(value))}" for name, value in {**filtered, **states}.items()]
+    return f"{' '.join(['requeue', *words])}{reason_for(count, '')} --dry-run"
 
 
 def _listed(rows: Iterable[ParkedMessage], *, terminal: bool) -> list[tuple[object, ...]]:
@@ -133,7 +281,10 @@ def _elsewhere(command: RmqCommand, asked: str) -> str:
     known = elsewhere(asked)
     for one in known.every:
         command.say(str(one))
-    return "" if known.found else f" {known.limits} manage.py rmq_status counts what waits in RabbitMQ."
+    nameless = with_content(asked)[:MOST_LISTED]
+    for row in nameless:
+        command.say(f"In the content of a parked message without a business key: #{row.pk}")
+    return "" if known.found or nameless else f" {known.limits} manage.py rmq_status counts what waits in RabbitMQ."
 
 
 def _named(command: RmqCommand, text: str) -> ParkedMessage:
@@ -143,12 +294,12 @@ def _named(command: RmqCommand, text: str) -> ParkedMessage:
     found = list(rows.filter(pk=number)) if number is not None else []
     found = found or list(rows.filter(pk__in=numbers_of(text)[:MOST_LISTED]))
     if not found:
-        acts = OperatorAction.objects.filter(acts_on(messages_named(text)))
+        acts = OperatorAction.objects.filter(actions_named(text))
         gone = f" Operators have acted on it: rmq_audit list --message {quote(text)}" if acts.exists() else ""
         unseen = _elsewhere(command, text)
         raise CommandError(f"There is no record of {text}.{gone}{unseen}", returncode=Exit.NOTHING)
     if len(found) > 1:
-        command.table([LISTED, *_listed(found, terminal=command.stdout.isatty())], cut=True)
+        _write_list(command, found)
         raise CommandError("Several messages match. Pass the number of one.", returncode=Exit.PARTLY)
     return found[0]
 
@@ -167,6 +318,11 @@ def _head(row: ParkedMessage, failed: int, handled: Handled) -> Iterator[str]:
     if handled.run:
         run = f"It was handled twice in requeue run {handled.run}."
         yield f"{run} {Code.HANDLED_TWICE.value.why}"
+    acts = OperatorAction.objects.filter(acts_on([row.pk], runs=()), action=Action.CHECK)
+    if act := check_of(row, acts.order_by("-number")[:1]):
+        yield f"{checked_in_words(act)}."
+    if row.open and (remains := what_may_remain(row)):
+        yield remains
     if row.error:
         yield ": ".join(filter(None, (row.error, row.error_text.replace("\n", " "))))
 
@@ -192,40 +348,46 @@ def show_keys(command: RmqCommand, options: Options) -> Exit:
         command.document("parked_keys/1", **keys_data(lookup))
     else:
         kinds = {
+            **dict.fromkeys(lookup.elsewhere, "elsewhere"),
+            **dict.fromkeys(lookup.in_content, "in content"),
             **dict.fromkeys(lookup.found, "found"),
             **dict.fromkeys(lookup.missing, "not found"),
-            **dict.fromkeys(lookup.elsewhere, "elsewhere"),
             **dict.fromkeys(lookup.several, "several"),
             **dict.fromkeys(lookup.copies, "copies"),
             **dict.fromkeys(lookup.closed, "not open"),
         }
         rows = [(key, kinds[key], *cells) for key in lookup.keys for cells in _matched(lookup, key)]
         command.table([("KEY", "RESULT", "ID", "STATE", "RUN", "DIFFERS IN CASE", "ELSEWHERE"), *rows])
-    return Exit.DONE if lookup.complete else Exit.PARTLY if records or lookup.elsewhere else Exit.NOTHING
+    some = records or lookup.elsewhere or lookup.in_content
+    return Exit.DONE if lookup.complete else Exit.PARTLY if some else Exit.NOTHING
 
 
 def _matched(lookup: Lookup, key: str) -> list[tuple[object, ...]]:
+    places = "; ".join(map(str, lookup.elsewhere.get(key, ()))) or "-"
     cells: list[tuple[object, ...]] = [
-        (match.record, match.state, match.run or "-", "-", "-") for match in lookup.matches.get(key, ())
+        (match.record, match.state, match.run or "-", "-", places)
+        for match in lookup.matches.get(key) or lookup.in_content.get(key, ())
     ]
-    places = "; ".join(map(str, lookup.elsewhere.get(key, ())))
-    return cells or [("-", "-", "-", " or ".join(lookup.alike.get(key, ())) or "-", places or "-")]
+    return cells or [("-", "-", "-", " or ".join(lookup.alike.get(key, ())) or "-", places)]
 
 
 def show_groups(command: RmqCommand, options: Options) -> Exit:
     rows = ErrorGroup.objects.order_by("-parked", "-last_seen")
-    groups = list(with_held(rows if options["all"] else rows.filter(parked__gt=0))[: options["limit"]])
+    known = with_perhaps_handled(with_held(rows if options["all"] else rows.filter(parked__gt=0)))
+    groups = list(known[: options["limit"]])
     lately = parked_lately([row.pk for row in groups], buckets=1)
     recent = {group: counts[-1] for group, counts in lately.counts.items()}
     now = database_clock.now(records_alias())
-    growing = {row.pk: grows(lately.newest[row.pk], row.last_seen, now) for row in groups}
-    step = _next_step([row.pk for row in groups if row.parked])
+    growing = {row.pk: grows(lately.newest[row.pk], row.last_new or row.last_seen, now) for row in groups}
+    perhaps = sum(row.perhaps for row in groups)
+    step = _next_step({row.pk: row.parked for row in groups if row.parked})
     if options["json"]:
         items = [
             {
                 **_group_data(row),
                 "parked": row.parked - row.held,
                 "on_hold": row.held,
+                "may_have_been_handled": row.perhaps,
                 "growing": growing[row.pk],
                 "recent": recent[row.pk],
             }
@@ -234,34 +396,52 @@ def show_groups(command: RmqCommand, options: Options) -> Exit:
         command.document("parked_groups/1", items=items, next=step)
     elif groups:
         terminal = command.stdout.isatty()
-        head = ("GROUP", "PARKED", "ON HOLD", "LAST", "GROWING", "ERROR")
+        doubts = ["MAY BE DONE"] if perhaps else []
+        head = ("GROUP", "PARKED", "ON HOLD", *doubts, "LAST", "GROWING", "ERROR")
+        places = _queues_of([row.pk for row in groups if not row.culprit])
         cells = [
             (
                 row.pk,
                 row.parked - row.held,
                 row.held,
+                *([row.perhaps] if perhaps else []),
                 clock(row.last_seen, terminal=terminal),
                 "yes" if growing[row.pk] else "no",
-                row,
+                " · ".join([str(row), *places.get(row.pk, ())]),
             )
             for row in groups
         ]
         command.table([head, *cells], cut=True)
         if terminal and step:
-            command.say(f"→ next: {step}")
+            command.say(f"→ next: manage.py {step}")
+        if perhaps:
+            command.say(f"! {FINDING_TEXTS['worker_stopped'] % {'count': perhaps}}. A requeue leaves them out.")
     else:
         command.say("No message is parked.")
     return Exit.DONE if groups else Exit.NOTHING
 
 
-def _next_step(groups: Sequence[int]) -> str | None:
-    """Return the command that continues with one of these groups: with its requeue run, by a requeue, or by a look."""
+def _queues_of(groups: Sequence[int]) -> Mapping[int, Sequence[str]]:
+    """Return the queues of groups without a place in the code, such as those of workers that died."""
+    found: dict[int, list[str]] = {}
+    origins = ParkedOrigin.objects.filter(group__in=groups, count__gt=0).order_by("queue")
+    for group, queue in origins.values_list("group", "queue").distinct():
+        found.setdefault(group, []).append(queue)
+    return found
+
+
+def _next_step(parked: Mapping[int, int]) -> str | None:
+    """Return the command that continues with one of these groups, which have so many messages.
+
+    It follows the group's requeue run, previews a requeue, or looks.
+    """
+    groups = list(parked)
     runs = groups_of_runs(groups)
     for group in groups:
         if group in runs:
             return f"rmq_parked requeue-run {runs[group].pk}"
         if sends_any(group):
-            return f"rmq_parked requeue --group {group} --canary"
+            return f"rmq_parked requeue --group {group}{reason_for(parked[group], '')} --dry-run"
     if not groups:
         return None
     listed = ParkedMessage.objects.filter(group=groups[0], state=State.PARKED).exists()
@@ -280,29 +460,37 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
         log_action(Actor.of_shell(), Action.REVEAL, message=row.pk, group=row.group_id, subject=str(row))
     body = None if options["body"] == "none" else _body(row, options["body"], reveal=options["reveal"])
     died = _deaths(row)
+    headers = dict(_headers(row, reveal=options["reveal"]))
     attempts = attempts_of(row)
     some = list(attempts if options["attempts"] == "all" else attempts[:1])
     lost = lost_attempts(row, next((found["n"] for found in failures_counted(row)), None))
+    others = places_of([name for name in (row.business_key, row.message_id) if name]).beside
     links = message_links(row, [key.value for key in sorted(row.keys.all(), key=lambda key: key.pk)])
-    handled = handled_of(row)
+    handled, begun = handled_of(row), begun_of(row, attempts)
     if options["json"]:
         entries = None if died is None else [_death(one) for one in died]
         command.document(
             "parked_show/1",
             message=as_data(row),
             detail=row.detail,
+            headers=headers,
             deaths=entries,
             attempts=[_attempt(one) for one in some],
             lost_attempts=lost.count if lost else 0,
             handled=handled.count,
             handled_twice_in_run=handled.run,
+            begun=_begun_data(begun),
             body=body,
             links=links,
+            elsewhere=[place_data(one) for one in others],
         )
         return Exit.DONE
+    _say_elsewhere(command, others)
     counts = count_attempts(row, lost)
     attempted = [_attempt_line(one, terminal=command.stdout.isatty()) for one in some]
-    for line in (*_head(row, counts.failed, handled), "", *_facts(row, links), *_deaths_lines(died), *attempted):
+    told = [f"{'header':<16} {name}: {value}" for name, value in headers.items() if name != "x-death"]
+    told += [f"{'begun and lost':<16} {in_words(begun)}"] if begun else []
+    for line in (*_head(row, counts.failed, handled), "", *_facts(row, links), *told, *_deaths_lines(died), *attempted):
         command.line(line)
     known = attempts.count()
     if len(some) < known:
@@ -320,6 +508,20 @@ def _facts(row: ParkedMessage, links: Mapping[str, str]) -> Iterator[str]:
     for name, value in {**data, "group": f"{row.group_id} · {row.group}", "detail": row.detail, **links}.items():
         if value not in ("", None, [], ()):
             yield f"{name:<16} {', '.join(value) if isinstance(value, list) else value}"
+
+
+def _headers(row: ParkedMessage, *, reveal: bool) -> Iterator[tuple[str, str]]:
+    """Yield the message's headers with their values in words; none of properties that cannot be decoded."""
+    try:
+        headers = decode_properties(bytes(row.properties)).headers
+    except UndecodableHeaders:
+        return
+    masks = () if reveal else settings().operators.mask
+    for name in headers:
+        try:
+            yield name, as_text(without(headers[name], [name], masks))
+        except UndecodableHeaders as error:
+            yield name, f"(cannot be decoded: {error.problem})"
 
 
 def _deaths(row: ParkedMessage) -> Sequence[Death] | None:
@@ -364,6 +566,7 @@ def _attempt(one: Attempt) -> Mapping[str, object]:
         "seconds",
         "verdict",
         "interrupted",
+        "redelivered",
         "reason",
         "error",
         "error_text",
@@ -395,5 +598,6 @@ def _body(row: ParkedMessage, form: str, *, reveal: bool) -> str:
 
 def _words(row: ParkedMessage, failed: int) -> tuple[str, ...]:
     error = f"{row.error}: {row.error_text}" if row.error_text else row.error or row.reason
+    error = ", ".join(filter(None, (doubt_about(row), error)))
     key = row.business_key or row.message_id or "-"
-    return key, row.type or "-", row.queue or "-", str(failed), error.replace("\n", " ")[:200]
+    return key, row.type or "-", row.queue or "-", attempts_counted(row, failed), error.replace("\n", " ")[:200]

@@ -183,8 +183,9 @@ def decoded(delivery: Delivery, codec: Codec, limits: BodyLimits = LIMITS) -> ob
     """Return the data of a message; raise UndecodableBody if the codec cannot read it, or if it is beyond a limit."""
     if len(delivery.body) > SMALL_BYTES and (problem := limits.problem(delivery.body, codec)):
         raise UndecodableBody(problem, size=len(delivery.body))
-    # Decode the properties only if they include a content-encoding: most messages never need them decoded.
-    properties = delivery.properties if delivery.raw[0] & ENCODED else None
+    # Json and Raw look only at the content-encoding, and most messages have none and never need them decoded.
+    unread = type(untyped(codec)) in (Json, Raw) and not delivery.raw[0] & ENCODED
+    properties = None if unread else delivery.properties
     try:
         return codec.decode(delivery.body, properties)
     except UndecodableBody:

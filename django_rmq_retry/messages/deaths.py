@@ -139,6 +139,11 @@ def rejections(headers: Headers, queue: str) -> int:
     return sum(death.count for death in deaths(headers) if death.queue == queue and death.reason == "rejected")
 
 
+def all_rejections(headers: Headers) -> int:
+    """Return the number of times the message was rejected, from whichever queue."""
+    return sum(death.count for death in deaths(headers) if death.reason == "rejected")
+
+
 def first_rejected(delivery: Delivery, *, now: int) -> int:
     """Return the epoch milliseconds of the first rejection from its queue; 0 if x-death has no plausible time."""
     try:

@@ -10,6 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 HIDDEN = "•••"
+NAMELESS = ""
+"""The name of a value that stands in a list: a star that hides every field hides it too."""
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 PLAIN_NAME = re.compile(r"[\w$-]+")
 """A name that stands in a path without quotes."""
@@ -64,7 +66,10 @@ def without(value: Any, fields: Sequence[str], paths: Sequence[str]) -> Any:
         return HIDDEN
     if isinstance(value, Mapping):
         return {name: without(inner, [*fields, str(name)], paths) for name, inner in value.items()}
-    return [without(inner, fields, paths) for inner in value] if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    nameless = [*fields, NAMELESS]
+    return [without(inner, fields if isinstance(inner, Mapping | list) else nameless, paths) for inner in value]
 
 
 def body_text(data: bytes, content_type: str) -> str | None:
@@ -109,6 +114,10 @@ class _Level:
     key: str | None = None
     index: int = 0
 
+    def of_value(self, *, opens: bool) -> Steps:
+        """Return the patterns for the value that begins here; ``opens`` if it is an object or array."""
+        return _step(self.inside, NAMELESS) if self.listed and not opens else self.inside
+
 
 @dataclass(slots=True)
 class _Walk:
@@ -152,7 +161,8 @@ def _hidden_spans(text: str, paths: tuple[str, ...]) -> Iterator[tuple[int, int,
             levels[-1].key = key = str(json.loads(mark, strict=False))
             levels[-1].inside = _step(levels[-1].outside, key)
         else:
-            opens, steps = mark in "{[", levels[-1].inside if levels else begin
+            opens = mark in "{["
+            steps = levels[-1].of_value(opens=opens) if levels else begin
             if inside is None and levels and () in steps:
                 if opens:
                     inside = len(levels), start, walk.place()

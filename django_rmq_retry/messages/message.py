@@ -36,10 +36,11 @@ class Message:
 
 
 class DeliveringLine(Protocol):
-    """The subscription over which a delivery came; a delivery can be settled only as long as it is open."""
+    """The subscription over which a delivery came."""
 
     @property
-    def open(self) -> bool: ...
+    def stale(self) -> bool:
+        """True if it has closed, and the broker delivers the messages again that were not settled."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False, repr=False, weakref_slot=True)
@@ -181,8 +182,8 @@ class Delivery(_Fields, Generic[Data], metaclass=_Freezing):
 
     @property
     def is_stale(self) -> bool:
-        """True if its line has closed: the broker delivers the message again, and this delivery can settle nothing."""
-        return self.line is not None and not self.line.open
+        """True if its line has closed and the broker delivers the message again: begun now, it would run twice."""
+        return self.line is not None and self.line.stale
 
     def __repr__(self) -> str:
         return f"<Delivery queue={self.queue!r} attempt={self.attempt} bytes={len(self.body)}>"

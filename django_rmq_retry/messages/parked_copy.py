@@ -42,8 +42,6 @@ MOST_UNPACKED_BYTES = 1024 * 1024
 """In bytes. Properties fit one frame (128 kB by default); what unpacks to more is a bomb, and stays packed."""
 UNRECORDED_QUEUE = ".unrecorded"
 """The suffix of the queue, named after a parked queue, for messages that the database cannot store."""
-FOREIGN = "foreign"
-"""The reason recorded for a message that another client put into a parked queue without a reason."""
 
 
 def kept_properties(raw: bytes) -> tuple[dict[str, object], bytes]:
@@ -152,10 +150,10 @@ def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str], wai
     # headers in our name may come from the sender.
     died = deaths(headers)
     if copied := _came_back(died, homes.get(delivery.queue), homes, waiting):
-        by, texts["reason"] = By.OTHER, texts["reason"] or FOREIGN
+        by, texts["reason"] = By.OTHER, texts["reason"] or Reason.FOREIGN.value
     else:
         by = By.BROKER if died else By.CONSUMER if texts["reason"] else By.OTHER
-        texts["reason"] = reason_of(headers) or texts["reason"] or FOREIGN
+        texts["reason"] = reason_of(headers) or texts["reason"] or Reason.FOREIGN.value
     if by is not By.CONSUMER:
         texts["fingerprint"] = texts["culprit"] = ""
     raw, properties, body = _original(delivery, arrived, kept=by is By.CONSUMER)
@@ -276,6 +274,8 @@ class Original:
     routing_key: str
     message_id: str = ""
     """The message id, used if the properties cannot be decoded."""
+    unacked: bool = False
+    """True if a consumer had it and did not acknowledge it."""
 
     @property
     def properties(self) -> Properties:
@@ -288,7 +288,13 @@ class Original:
 
 def requeued(original: Original, *, queue: str, ticket: str, traceparent: str = "") -> Message:
     """Return the copy for one queue by name, with the original exchange and key in its stamp; attempts start at 1."""
-    stamp = Stamp(exchange=original.exchange, routing_key=original.routing_key, queue=queue, traceparent=traceparent)
+    stamp = Stamp(
+        exchange=original.exchange,
+        routing_key=original.routing_key,
+        queue=queue,
+        traceparent=traceparent,
+        unacked=int(original.unacked),
+    )
     stored = original.properties
     headers = stored.headers.replacing(drop=BROKERS_OWN | ADDED, put={**stamp.headers(), TICKET: ticket})
     properties = copied_properties(stored, headers)

@@ -251,6 +251,8 @@ def _prefixed(kind: bytes, content: bytes) -> bytes:
 
 
 def _encode_int(value: int) -> bytes:
+    # A subclass, such as a member of Django's IntegerChoices, is looked for by a walk through the whole range.
+    value = int(value)
     if value in INT32:
         return struct.pack(">ci", b"I", value)
     if value in _INT64:

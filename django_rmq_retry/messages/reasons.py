@@ -22,3 +22,16 @@ class Reason(StrEnum):
     ALIKE = "possible_duplicate"
     UNNAMED = "unnamed"
     UNSETTLED = "unsettled"
+    HANDLED = "handled"
+    FOREIGN = "foreign"
+
+
+UNBEGUN = frozenset(
+    {
+        *(Reason.UNHANDLED, Reason.UNDECODABLE_BODY, Reason.INVALID, Reason.UNDECODABLE_HEADERS),
+        *(Reason.CONFLICT, Reason.ALIKE, Reason.UNNAMED),
+    }
+)
+"""Reasons to park a message without calling its handler. With others and no failed attempt it may have been called."""
+MAY_HAVE_RUN = (Reason.CRASHED, Reason.DELIVERY_LIMIT)
+"""Reasons of messages that came back from workers, perhaps after their handler did its work."""

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS
+from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.header_names import (
     BARE,
     BROKERS_OWN,
@@ -44,6 +45,8 @@ class Stamp(NamedTuple):
     summary: str = ""
     traceparent: str = ""
     """The W3C trace context of the attempt that led to this copy, if a hook has set one."""
+    unacked: int = 0
+    """1 if a consumer had the message and did not acknowledge it, as one that is killed: it may have done its work."""
 
     @classmethod
     @lru_cache(maxsize=32)
@@ -59,6 +62,7 @@ class Stamp(NamedTuple):
             queue=_name(headers, "queue"),
             summary=short(_text(headers, "summary"), SUMMARY_BYTES),
             traceparent=context if isinstance(context, str) and TRACE_CONTEXT.fullmatch(context) else "",
+            unacked=_number(headers, "unacked"),
         )
 
     def after(self, failure: str, *, attempt: int, now: int, traceparent: str = "") -> "Stamp":
@@ -91,7 +95,7 @@ OURS = STAMPED | PARKED
 """The headers that retried and parked copies carry."""
 NOT_COPIED = BROKERS_OWN | STAMPED
 """The headers that a copy for a retry omits; it carries a new stamp."""
-ENDED_FIELDS = ("attempts", "since", "wait", "exchange", "routing_key", "queue", "summary", "traceparent")
+ENDED_FIELDS = ("attempts", "since", "wait", "exchange", "routing_key", "queue", "summary", "traceparent", "unacked")
 """The fields of the stamp that end with the parking: the record has columns for them, and a requeue sets its own.
 
 The record keeps any other field among the message's properties, so that a requeued copy carries it on.
@@ -178,3 +182,21 @@ def copy_of(
 def has_history(delivery: Delivery) -> bool:
     """True if a message has failed or was requeued before: it is noted even if it now succeeds."""
     return delivery.attempt > 1 or PREFIX_BYTES in delivery.raw
+
+
+def tells_of_unacked(delivery: Delivery) -> bool:
+    """True if the stamp of a retry, but not of a requeued copy, tells that a consumer did not acknowledge it."""
+    if PREFIX_BYTES not in delivery.raw:
+        return False
+    try:
+        return stamp_of(delivery).unacked > 0 and TICKET not in delivery.headers
+    except UndecodableHeaders:
+        return False
+
+
+def may_be_second(delivery: Delivery) -> bool:
+    """True if there may be another copy of the message: a worker died with it, it is retried, or it was requeued."""
+    if delivery.redelivered or delivery.quarantined:
+        return True
+    # A delayed message has a stamp before its first attempt.
+    return PREFIX_BYTES in delivery.raw and (stamp_of(delivery).attempts > 0 or TICKET in delivery.headers)

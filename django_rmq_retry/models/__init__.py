@@ -14,6 +14,7 @@ from django_rmq_retry.models.controls import (
 )
 from django_rmq_retry.models.parked import (
     Attempt,
+    AttemptName,
     BusinessKey,
     DiscardCategory,
     ErrorGroup,
@@ -33,6 +34,7 @@ __all__ = [
     "AlertWatch",
     "ApprovalRequest",
     "Attempt",
+    "AttemptName",
     "AuditHead",
     "BlockedKey",
     "BlockedMessage",

@@ -31,6 +31,7 @@ class RequestState(models.TextChoices):
     APPROVED = "approved", _("Approved, not finished yet")
     DONE = "done", _("Approved and carried out")
     REJECTED = "rejected", _("Rejected")
+    OVER = "over", _("Over: the breaker closed by itself")
 
 
 class ApprovalRows(models.QuerySet["ApprovalRequest"]):
@@ -39,6 +40,11 @@ class ApprovalRows(models.QuerySet["ApprovalRequest"]):
     def open(self, now: datetime) -> "ApprovalRows":
         """Return those that can still be approved, the oldest first."""
         return self.filter(state=RequestState.WAITING, expires_at__gt=now).order_by("pk")
+
+    def breaker_closed(self, queue: str, now: datetime) -> int:
+        """End those to close the breaker of a queue, which has closed by itself; return their number."""
+        asked = self.open(now).filter(act=GatedAct.CLOSE_BREAKER, subject=queue)
+        return asked.order_by().update(state=RequestState.OVER, decided_at=now)
 
 
 class ApprovalRequest(models.Model):
@@ -60,6 +66,8 @@ class ApprovalRequest(models.Model):
     seal = models.CharField(max_length=64, editable=False)
     asked = models.PositiveBigIntegerField(default=0, editable=False)
     """The number of the action in the audit log that holds the same seal."""
+    acted = models.PositiveBigIntegerField(default=0, db_default=0, editable=False)
+    """The number of the action in the audit log that carried it out, of a discard in parts the first; 0 if none did."""
 
     by_user = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+", editable=False
@@ -111,10 +119,22 @@ class ApprovalRequest(models.Model):
         """Return True if it can still be approved: it expires without a process that ends it."""
         return self.state == RequestState.WAITING and self.expires_at > now
 
+    @property
+    def withdrawn(self) -> bool:
+        """True if whoever asked for it ended it."""
+        return self.state == RequestState.REJECTED and self.decided_by == self.by
+
+    @property
+    def ended_at(self) -> datetime:
+        """Return when it was decided, or else when it expires."""
+        return self.decided_at or self.expires_at
+
     def state_at(self, now: datetime) -> str:
         """Return its state in the reader's language."""
         if self.state == RequestState.WAITING and not self.waits(now):
             return str(_("Expired"))
+        if self.withdrawn:
+            return str(_("Withdrawn"))
         return str(self.get_state_display())
 
 

@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
 from django_rmq_retry.models.approvals import GatedAct
+from django_rmq_retry.models.parked import KEY_LENGTH, FoldedValue
 
 SEALED = (
     *("number", "actor_name", "actor_key", "behalf", "message", "first_message", "last_message", "group", "run"),
@@ -21,6 +22,8 @@ SEALED = (
 """The columns whose values are sealed as they are; time and action are sealed in a fixed format."""
 MESSAGES = "messages"
 """The fact that names several messages, as ranges of their ids; an erasure keeps it, and the seal covers it."""
+PROCESSES = "processes"
+"""The fact that names the processes of which an operator says that they have ended."""
 
 
 class Action(models.TextChoices):
@@ -46,6 +49,7 @@ class Action(models.TextChoices):
     ASK = "ask", pgettext_lazy("action", "Ask for approval")
     APPROVE = "approve", pgettext_lazy("action", "Approve")
     REJECT = "reject", pgettext_lazy("action", "Reject")
+    CHECK = "check", pgettext_lazy("action", "Checked")
 
 
 ELSEWHERE = {
@@ -55,6 +59,7 @@ ELSEWHERE = {
     (Action.REQUEUE, "retries_of"): pgettext_lazy("action", "Send waiting retries"),
 }
 """Names for the same actions on queues and outbox rows; a fact of the given name identifies them."""
+WITHDRAW = pgettext_lazy("action", "Withdraw")
 
 
 def both_names(name: str, approver: object) -> str:
@@ -162,8 +167,13 @@ class OperatorAction(models.Model):
     def get_action_display(self) -> str:  # type: ignore[no-redef]  # Django keeps a method that the class defines
         """Return the name of the action, with its object if that is a queue, an outbox row or another act."""
         labels = (name for (action, fact), name in ELSEWHERE.items() if action == self.action and fact in self.details)
-        name = str(next(labels, dict(Action.choices).get(self.action, self.action)))
+        name = str(next(labels, WITHDRAW if self.withdraws else dict(Action.choices).get(self.action, self.action)))
         return f"{name}: {self._act.label}" if self._act else name
+
+    @property
+    def withdraws(self) -> bool:
+        """True if whoever asked for an act ended the request."""
+        return self.action == Action.REJECT and self.details.get("asked_by") == self.actor_name
 
     @property
     def _act(self) -> GatedAct | None:
@@ -216,8 +226,8 @@ class OperatorAction(models.Model):
 
     @property
     def messages(self) -> int | None:
-        """The number of messages that it was about; None if it was about a queue."""
-        return None if self.queue else self.count
+        """The number of messages that it was about; None if it was about a queue, or about processes."""
+        return None if self.queue or PROCESSES in self.details else self.count
 
 
 def _sha256(values: Mapping[str, Any]) -> str:
@@ -226,20 +236,24 @@ def _sha256(values: Mapping[str, Any]) -> str:
 
 
 class FormerName(models.Model):
-    """A key or message id of a message that was deleted: the audit log still finds the actions on it.
+    """A key or message id of a message without a record: the audit log finds the actions on it.
 
-    A message that was part of requeue runs has a row for each of them.
+    A deleted record that was part of requeue runs has a row for each of them.
     """
 
-    value = models.CharField(max_length=255)
-    message = models.PositiveBigIntegerField()
+    value = models.CharField(max_length=KEY_LENGTH)
+    folded = FoldedValue(max_length=KEY_LENGTH, editable=False)
+    message = models.PositiveBigIntegerField(null=True)
+    """The number of the record; None for a message that had none."""
     run = models.PositiveBigIntegerField(null=True)
+    action = models.PositiveBigIntegerField(null=True)
+    """The number of the action that discarded it from the outbox, or says that it was checked."""
     deleted_at = models.DateTimeField()
 
     class Meta:
         default_permissions = ()
         indexes = (
-            models.Index(fields=["value"], name="rmq_former_value"),
+            models.Index(fields=["folded"], name="rmq_former_folded", opclasses=["varchar_pattern_ops"]),
             models.Index(fields=["message"], name="rmq_former_message"),
         )
 
@@ -252,6 +266,8 @@ class AuditHead(models.Model):
 
     number = models.PositiveBigIntegerField(default=0)
     seal = models.CharField(max_length=64, default="")
+    checked = models.JSONField(default=list, db_default=[])
+    """The doubts that operators have checked, the newest last: a digest of each, and the number of the action."""
 
     class Meta:
         default_permissions = ()

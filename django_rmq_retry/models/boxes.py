@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from django.db import models
 from django.db.models import Count, Max, Min, Q, Subquery
@@ -27,12 +28,20 @@ class PendingRows:
     """The exchange and the routing key of the first of them; without an exchange the key is its queue."""
     untaken: int = 0
     """Those of them that no queue takes."""
+    behind: int = 0
+    """Those that wait for a failed one with their ordering key: no relay sends them before."""
     oldest: datetime | None = None
-    """The time of the oldest that waits."""
+    """The time of the oldest that waits for a relay."""
+    refused: int = 0
+    """Those that wait and that the broker did not take when a relay sent them."""
     answer: str = ""
-    """What the broker answered to the oldest of those that it did not take; empty if it was asked for none."""
+    """What the broker answered to the oldest of them."""
+    answer_exchange: str = ""
+    answer_key: str = ""
+    """Where that one is sent; without an exchange the key is its queue."""
 
 
+ANSWERED = {"answer": "error", "answer_exchange": "exchange", "answer_key": "routing_key"}
 NO_ROUTE = "312 "
 """The beginning of the broker's answer to a message that no queue takes."""
 
@@ -41,27 +50,42 @@ class OutboxRows(models.QuerySet["OutboxMessage"]):
     """A queryset of outbox messages."""
 
     def pending(self) -> PendingRows:
-        """Count the rows that wait to be sent and the rows that wait for an operator."""
-        waiting = Q(failed_at__isnull=True)
-        first = self.exclude(waiting).order_by("failed_at", "pk")
-        figures = self.aggregate(
-            waiting=Count("pk", filter=waiting),
-            oldest=Min("created_at", filter=waiting),
-            failed=Count("pk", filter=~waiting),
+        """Count the rows that wait to be sent and the rows that wait for an operator.
+
+        One query if there are none, which open pages ask every few seconds, and one more for each of the two.
+        """
+        waiting, failed = self.filter(failed_at__isnull=True), self.filter(failed_at__isnull=False)
+        untaken = Q(failed_at__isnull=False, error__startswith=NO_ROUTE)
+        figures: dict[str, Any] = self.aggregate(
+            every=Count("pk"),
+            failed=Count("failed_at"),
             failed_since=Min("failed_at"),
-            failed_answer=Max(Subquery(first.values("error")[:1])),
-            failed_first=Max(Subquery(first.values("message_id")[:1])),
-            failed_number=Max(Subquery(first.values("pk")[:1])),
-            failed_exchange=Max(Subquery(first.values("exchange")[:1])),
-            failed_key=Max(Subquery(first.values("routing_key")[:1])),
-            untaken=Count("pk", filter=~waiting & Q(error__startswith=NO_ROUTE)),
-            answer=Max(Subquery(self.filter(waiting).exclude(error="").order_by("pk").values("error")[:1])),
+            untaken=Count("pk", filter=untaken),
         )
-        number = figures.pop("failed_number")
-        names = ("answer", "failed_answer", "failed_first", "failed_exchange", "failed_key")
-        texts = {name: figures[name] or "" for name in names}
-        texts["failed_first"] = texts["failed_first"] or (f"#{number}" if number else "")
-        return PendingRows(**{**figures, **texts})
+        figures["waiting"] = figures.pop("every") - figures["failed"]
+        if figures["failed"]:
+            figures |= _told_of_first(failed.order_by("failed_at", "pk"))
+        if figures["waiting"]:
+            keys = failed.exclude(order_key="").values("order_key")
+            behind = Q(order_key__in=keys) if figures["failed"] else Q(pk__in=[])
+            answered = waiting.exclude(error="").order_by("pk")
+            figures |= waiting.aggregate(
+                behind=Count("pk", filter=behind),
+                oldest=Min("created_at", filter=~behind),
+                refused=Count("pk", filter=~Q(error="")),
+                **{name: Max(Subquery(answered.values(field)[:1])) for name, field in ANSWERED.items()},
+            )
+            figures |= {name: figures[name] or "" for name in ANSWERED}
+        return PendingRows(**figures)
+
+
+def _told_of_first(rows: OutboxRows) -> dict[str, str]:
+    """Return what is told of the first of these failed rows; nothing if they were sent meanwhile."""
+    first = rows.only("message_id", "exchange", "routing_key", "error").first()
+    if first is None:
+        return {}
+    where = {"failed_exchange": first.exchange, "failed_key": first.routing_key}
+    return {"failed_first": str(first), "failed_answer": first.error, **where}
 
 
 class OutboxMessage(models.Model):

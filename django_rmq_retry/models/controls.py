@@ -5,12 +5,22 @@ from datetime import datetime, timedelta
 
 from django.db import models
 from django.db.models import Q
+from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-SILENT_AFTER = timedelta(seconds=12)
-"""The time without a heartbeat, of which two were due, after which nobody says of a process that it runs."""
+SILENT_AFTER = timedelta(seconds=8)
+"""The time without a heartbeat, of which one was due, after which nobody says of a process that it runs."""
+CONNECTS_WITHIN = timedelta(seconds=5)
+"""The time that a process has for its first connection: one that is heard of earlier is only starting."""
 VANISHED_AFTER = timedelta(seconds=30)
-"""The time without a heartbeat after which a process counts as vanished."""
+"""The time without a heartbeat after which a process counts as vanished, unless its end is known before."""
+KILLED = gettext_noop("killed: its process is gone")
+"""The fault of a process that could not write one."""
+
+
+def has_vanished(now: datetime) -> Q:
+    """Match the processes of which ``ConsumerProcess.vanished`` is true."""
+    return Q(ended_at__isnull=False) | Q(beat_at__lt=now - VANISHED_AFTER)
 
 
 class QueueControls(models.QuerySet["QueueControl"]):
@@ -120,7 +130,7 @@ class Declared(models.Model):
 
 class ConsumerProcesses(models.QuerySet["ConsumerProcess"]):
     def living(self, now: datetime) -> "ConsumerProcesses":
-        return self.filter(beat_at__gte=now - VANISHED_AFTER, stopping=False)
+        return self.filter(~has_vanished(now), stopping=False)
 
 
 class ConsumerProcess(models.Model):
@@ -130,6 +140,8 @@ class ConsumerProcess(models.Model):
     """A name that no other process has, also not a restarted one on the same host with the same pid."""
     host = models.CharField(_("host"), max_length=255)
     pid = models.PositiveIntegerField(_("process"))
+    place = models.CharField(max_length=100, blank=True, db_default="", default="", editable=False)
+    """The boot of its machine, the namespace of its process id, and its start; empty if they are not known."""
     number = models.PositiveIntegerField(default=0)
     """The number of the child of a supervisor, from 1; 0 without a supervisor."""
     version = models.CharField(_("version of django-rmq-retry"), max_length=32, blank=True)
@@ -155,9 +167,11 @@ class ConsumerProcess(models.Model):
     late = models.JSONField(default=list, editable=False)
     """The handlers with messages beyond their deadline: handler, queue, how many, deadline, when their process ends."""
     ended_at = models.DateTimeField(null=True, blank=True, editable=False)
-    """The time at which it ended with a fault; None if it has not, or if it was killed and could not write."""
+    """The time at which it ended with a fault, or was found to be gone; None if neither is known."""
     fault = models.CharField(max_length=1000, blank=True, editable=False)
     """The reason for its end, with the exit code."""
+    ended_by = models.CharField(max_length=150, blank=True, db_default="", default="", editable=False)
+    """The operator who says that it has ended; empty if nobody has said so."""
     started_at = models.DateTimeField(_("started"))
     beat_at = models.DateTimeField(_("last heartbeat"))
 
@@ -173,13 +187,40 @@ class ConsumerProcess(models.Model):
     def __str__(self) -> str:
         return f"{self.host}:{self.pid}"
 
+    @property
+    def why_ended(self) -> str:
+        """Why it ended: in the reader's language, unless it wrote that itself."""
+        if self.ended_by:
+            return gettext("as %(name)s says") % {"name": self.ended_by}
+        return gettext(self.fault) if self.fault == KILLED else self.fault
+
+    @property
+    def machine(self) -> str:
+        """What it has in common with the processes that can tell whether it exists; empty if that is not known."""
+        return self.place.rpartition("/")[0]
+
     def silent(self, now: datetime) -> bool:
         """Return True if heartbeats are missing, even if it is too early to say that they have ended."""
         return now - self.beat_at > SILENT_AFTER
 
     def vanished(self, now: datetime) -> bool:
-        """Return True if its heartbeats have ended without a good end."""
-        return now - self.beat_at > VANISHED_AFTER
+        """Return True if it ended without a good end: by a fault, as others found out, or as heartbeats are missing."""
+        return self.ended_at is not None or now - self.beat_at > VANISHED_AFTER
+
+    def ran(self, now: datetime) -> timedelta:
+        """Return for how long it has run, as far as its heartbeats tell."""
+        return (now if self.living(now) else self.beat_at) - self.started_at
+
+    @property
+    def end_noticed(self) -> bool:
+        """True if others noticed its end, or an operator told of it: it ended at some time after its last heartbeat."""
+        return self.ended_at is not None and self.ended_at > self.beat_at
+
+    @property
+    def starting(self) -> bool:
+        """True if it had not connected at its last heartbeat, and had no time for it: it may have died since."""
+        early = self.beat_at - self.started_at < CONNECTS_WITHIN
+        return early and not self.connected and self.lost_at is None
 
     def living(self, now: datetime) -> bool:
         """Return True if it takes messages: a stopping process only ends those that it has."""

@@ -1,8 +1,10 @@
 """Models for parked messages: error groups and trends, versions, attempts, business keys, and lists of keys."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 from django.db import models, router
@@ -31,6 +33,8 @@ REASON_TEXTS: Mapping[str, Any] = {
     Reason.ALIKE: pgettext_lazy("reason", "may be a duplicate"),
     Reason.UNNAMED: pgettext_lazy("reason", "no usable name for once"),
     Reason.UNSETTLED: pgettext_lazy("reason", "cannot be settled"),
+    Reason.FOREIGN: pgettext_lazy("reason", "parked by another program"),
+    Reason.HANDLED: pgettext_lazy("reason", "handled, but not settled"),
 }
 COUNTERS = ("parked", "requeued", "processed", "discarded")
 
@@ -179,7 +183,7 @@ class ParkedMinute(models.Model):
     group = models.ForeignKey(ErrorGroup, on_delete=models.CASCADE, related_name="minutes", db_index=False)
     minute = models.DateTimeField()
     new = models.BooleanField()
-    """True for messages that had not been parked before, False for copies of a requeue that failed again."""
+    """True for messages that had not been parked before, False for those that an operator had acted on."""
     count = models.PositiveIntegerField()
 
     class Meta:
@@ -289,7 +293,7 @@ COUNTED_AS: Mapping[str, str] = {
 
 
 class DiscardCategory(models.TextChoices):
-    """The reason for a discard, as one of a few categories."""
+    """The reason for a discard, as one of a few categories. A resolution begins with it, and may have a remark."""
 
     DUPLICATE = "duplicate", _("Duplicate")
     CANCELLED = "cancelled", _("Cancelled by the customer")
@@ -297,6 +301,19 @@ class DiscardCategory(models.TextChoices):
     BAD_DATA = "bad data", _("Bad data")
     TEST = "test", _("Test")
     OTHER = "other", _("Other")
+
+
+DONE_OTHERWISE = (DiscardCategory.ELSEWHERE, DiscardCategory.DUPLICATE)
+"""Reasons by which another message, or another way, has done what the message requests."""
+NOBODY_DID_IT = (DiscardCategory.BAD_DATA, DiscardCategory.TEST)
+"""Reasons that do not say that what the message requests was done, or is not wanted."""
+FOR_ANOTHER = (DiscardCategory.BAD_DATA, DiscardCategory.DUPLICATE)
+"""Reasons to discard one message in favour of another with its key, which is to be sent."""
+
+
+def discarded_for(reasons: Collection[DiscardCategory]) -> Q:
+    """Match the messages whose last discard had one of these reasons, whether or not it was undone."""
+    return reduce(or_, (Q(resolution__startswith=one.value) for one in reasons))
 
 
 class ParkedMessage(models.Model):
@@ -357,6 +374,8 @@ class ParkedMessage(models.Model):
     failed_at = models.DateTimeField(_("first failed"), null=True, blank=True)
     parked_at = models.DateTimeField(_("parked"))
     recorded_at = models.DateTimeField(_("recorded"))
+    reopened_at = models.DateTimeField(null=True, blank=True, editable=False)
+    """When it was last parked again without arriving: restored, taken off hold, or given back by a requeue run."""
     held_until = models.DateTimeField(_("on hold until"), null=True, blank=True)
     hold_reason = models.CharField(_("reason for the hold"), max_length=255, blank=True)
     claimed_until = models.DateTimeField(null=True, blank=True, editable=False)
@@ -367,8 +386,12 @@ class ParkedMessage(models.Model):
     """The time at which a copy of the message, perhaps an older one, was handled."""
     discarded_at = models.DateTimeField(_("discarded"), null=True, blank=True)
     """The time at which an operator discarded it, also after it arrived again; None once that was undone."""
+    restored = models.BooleanField(db_default=False, default=False, editable=False)
+    """True if its discard was undone, by whose reason what it requests may have been done, or is not wanted."""
     unconfirmed = models.BooleanField(_("may have been delivered"), default=False)
     """True if the last requeue was not confirmed: a copy may be in flight although the message is open."""
+    unacked = models.BooleanField(db_default=False, default=False, editable=False)
+    """True if a consumer had it and did not acknowledge it, as one that is killed: it may have done its work."""
     resolved_at = models.DateTimeField(_("resolved"), null=True, blank=True)
     resolution = models.CharField(_("reason for the discard"), max_length=255, blank=True)
     erased_at = models.DateTimeField(_("erased"), null=True, blank=True)
@@ -402,11 +425,13 @@ class ParkedMessage(models.Model):
             models.Index(fields=["state", "reason"], name="rmq_msg_reason"),
             models.Index(fields=["state", "cycle"], name="rmq_msg_cycle"),
             models.Index(fields=["state", "requeued_at"], name="rmq_msg_requeued"),
+            models.Index(fields=["state", "succeeded_at"], name="rmq_msg_succeeded"),
             models.Index(fields=["-parked_at", "-id", "group"], name="rmq_msg_parked"),
             models.Index(fields=["message_id"], name="rmq_msg_id", opclasses=["varchar_pattern_ops"]),
             models.Index(fields=["correlation_id"], name="rmq_msg_correlation"),
             models.Index(fields=["resolved_at"], name="rmq_msg_resolved"),
             models.Index(fields=["has_siblings", "content"], name="rmq_msg_siblings"),
+            models.Index(fields=["unacked", "state", "group", "queue"], name="rmq_msg_unacked"),
         )
 
     def __str__(self) -> str:
@@ -416,6 +441,14 @@ class ParkedMessage(models.Model):
     def open(self) -> bool:
         """True if an operator has to decide."""
         return self.state in OPEN
+
+    @property
+    def handled_anyway(self) -> bool:
+        """True if a copy was handled although an operator has to decide, or had decided against it."""
+        if self.succeeded_at is None:
+            return False
+        discarded = self.resolved_at if self.state == State.DISCARDED else None
+        return self.open or (discarded is not None and self.succeeded_at > discarded)
 
     @property
     def came_back(self) -> bool:
@@ -535,7 +568,7 @@ class ListedKey(models.Model):
 
 
 class Attempt(models.Model):
-    """One attempt that failed, or that succeeded after failures.
+    """One attempt that failed, or that succeeded after failures or as one of several deliveries.
 
     An attempt belongs to a message by its identity, without a foreign key, because attempts are written long before
     the message is parked.
@@ -545,8 +578,6 @@ class Attempt(models.Model):
     queue = models.CharField(_("queue"), max_length=255)
     handler = models.CharField(_("handler"), max_length=255, blank=True)
     message_id = models.CharField(_("message id"), max_length=255, blank=True)
-    business_key = models.CharField(max_length=255, blank=True, db_default="", default="", editable=False)
-    """The first business key of a message that waits for its next attempt: nothing else stored names it."""
     cycle = models.PositiveIntegerField(_("cycle"), default=1)
     number = models.PositiveIntegerField(_("attempt"))
     started_at = models.DateTimeField(_("started"))
@@ -554,6 +585,10 @@ class Attempt(models.Model):
     verdict = models.CharField(_("verdict"), max_length=10)
     interrupted = models.BooleanField(_("parking interrupted"), db_default=False, default=False)
     """True if its message was to be parked and was not, as in an outage: the broker delivered the message again."""
+    redelivered = models.BooleanField(_("delivered more than once"), db_default=False, default=False)
+    """True if another process had the message before and did not settle it, or gets it because this one was cut off."""
+    published_at = models.DateTimeField(null=True, blank=True, editable=False)
+    """When a message that was delivered more than once says to have been published."""
     wait = models.FloatField(_("waits"), default=0)
     next_at = models.DateTimeField(_("next attempt"), null=True, blank=True)
     reason = models.CharField(_("reason"), max_length=64, blank=True)
@@ -578,6 +613,7 @@ class Attempt(models.Model):
             models.Index(fields=["identity", "started_at", "id"], name="rmq_attempt_identity"),
             models.Index(fields=["next_at"], name="rmq_attempt_next"),
             models.Index(fields=["started_at"], name="rmq_attempt_started"),
+            models.Index(fields=["redelivered", "started_at"], name="rmq_attempt_again"),
             models.Index(fields=["fingerprint", "-started_at"], name="rmq_attempt_group"),
         )
 
@@ -585,8 +621,36 @@ class Attempt(models.Model):
         return f"#{self.number} {self.verdict}"
 
     @property
+    def process(self) -> str:
+        """The process that made it, as its heartbeats name it."""
+        return f"{self.host}:{self.pid}"
+
+    @property
     def ended_at(self) -> datetime:
         return self.started_at + timedelta(seconds=self.seconds)
+
+
+class AttemptName(models.Model):
+    """A message id or business key of a message that was to be tried, or delivered, again: a search finds it by this.
+
+    Written once for a message, before it is tried again. It leads to the attempts by their identity, and these to it.
+    """
+
+    identity = models.CharField(max_length=160)
+    value = models.CharField(max_length=KEY_LENGTH)
+    folded = models.CharField(max_length=KEY_LENGTH)
+    at = models.DateTimeField()
+    """When its attempt began: it is deleted with the attempts of that time."""
+
+    class Meta:
+        default_permissions = ()
+        indexes = (
+            models.Index(fields=["folded"], name="rmq_attempt_name", opclasses=["varchar_pattern_ops"]),
+            models.Index(fields=["identity"], name="rmq_attempt_names"),
+        )
+
+    def __str__(self) -> str:
+        return self.value
 
 
 def behind(column: str, at: datetime, tie: str, last: object) -> Q:

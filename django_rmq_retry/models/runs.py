@@ -10,13 +10,18 @@ from django.utils.translation import gettext_lazy as _
 
 from django_rmq_retry.models.audit import both_names
 from django_rmq_retry.models.parked import ParkedMessage
+from django_rmq_retry.wording import second
 
 MIN_OUTCOMES = 5
 """Smallest number of outcomes for which the share of failures is meaningful."""
+MOST_UNJUDGED = 20
+"""The most messages that a run with a guard sends before it has so many outcomes."""
 MOST_OUTAGES = 5
-"""The latest outages of the broker that a run keeps."""
-SILENT_AFTER = timedelta(seconds=30)
-"""The time without a driver's heartbeat after which a run that should send stands still."""
+"""The latest outages of the broker that a run keeps, and the latest times in which nothing was heard of it."""
+MOST_GUARD_PAUSES = 5
+"""The latest pauses by its guard that a run keeps."""
+SILENT_AFTER = timedelta(seconds=12)
+"""The time without a driver's heartbeat after which a run counts as standing still; usually one comes within 5 s."""
 
 
 class RunState(models.TextChoices):
@@ -59,6 +64,24 @@ class RunWait(models.TextChoices):
     )
     NOT_CONFIRMED = "not_confirmed", _("The broker did not confirm it in time. It may have been delivered.")
     GUARD = "guard", _("More messages failed again than the requeue run allows. Check them, then resume or stop it.")
+    OUTCOMES_WAIT = (
+        "outcomes_wait",
+        _("The rest waits for the first outcomes: if too many of the messages fail again, it is not sent."),
+    )
+    NO_CONSUMER = (
+        "no_consumer",
+        _(
+            "The rest waits for the first outcomes, and no consumer reads the queue: start one, or resume the queue if "
+            "it is paused. The requeue run resumes automatically."
+        ),
+    )
+    OUTCOMES_SILENT = (
+        "outcomes_silent",
+        _(
+            "The first messages had no outcome after 5 minutes, so it is unknown whether the rest would fail again. "
+            "Check them, then resume or stop the requeue run."
+        ),
+    )
     NO_OUTCOME = "no_outcome", _("Some messages have no outcome after an hour.")
     NO_WAY_BACK = (
         "no_way_back",
@@ -66,6 +89,8 @@ class RunWait(models.TextChoices):
     )
 
 
+HELD = (RunWait.OUTCOMES_WAIT, RunWait.NO_CONSUMER)
+"""Waits of a run that sends the rest once it has outcomes, or at once if an operator resumes it."""
 STOOD_STILL: Mapping[str, Any] = {
     RunWait.BROKER_AWAY: _("No connection to the broker."),
     RunWait.CANARY_FAILED: _("The test message failed again."),
@@ -85,16 +110,25 @@ class ItemReason(models.TextChoices):
     SENT_BEFORE = "sent_before", _("Another requeue run had sent it.")
     NO_QUEUE = "no_queue", _("The queue that it came from is unknown.")
     ON_HOLD = "on_hold", _("It is on hold.")
-    SUCCEEDED = "succeeded", _("A copy of it was handled already.")
+    SUCCEEDED = "succeeded", _("It, or a copy of it, was handled already.")
     DISCARDED = "discarded", _("An operator had discarded it before it arrived again.")
+    RESTORED = "restored", _("It was discarded and restored: somebody may have done what it requests.")
     KEY_DISCARDED = "key_discarded", _("An operator discarded another message with its business key.")
     DISCARD_MISSED = "discard_missed", _("A discard of it was approved, but not done.")
+    DISCARD_ASKED = "discard_asked", _("A discard of it waited for a second person.")
+    EDIT_ASKED = "edit_asked", _("An edit of it waited for a second person.")
     BLOCKS_LISTED = "blocks_listed", _("A message of the keys to leave out waits behind it.")
     COPIES = "copies", _("It is a copy of another message that was sent or discarded, is on hold, or goes first.")
     UNCONFIRMED = "unconfirmed", _("It may have been delivered: an earlier requeue was not confirmed.")
+    WORKER_STOPPED = (
+        "worker_stopped",
+        _("It may have been handled: a worker stopped or lost its connection before it could say so."),
+    )
+    OTHER_HANDLER = "other_handler", _("It would have gone to a handler that it was not made for.")
     PERMANENT = "permanent", _("Its error is permanent: requeueing alone will not help.")
     LATE = "late", _("It is older than the age limit for requeues.")
     UNHANDLED = "unhandled", _("No handler of this project takes messages of its queue.")
+    UNTAKEN = "untaken", _("No handler of its queue takes messages of its type.")
     UNWRITABLE = "unwritable", _("It cannot be published: its headers or its body are too large for the broker.")
     UNROUTABLE = "unroutable", _("Its queue does not exist.")
     REFUSED = "refused", _("The project's rules do not allow the operator who started the requeue run to requeue it.")
@@ -120,6 +154,10 @@ class RequeueRun(models.Model):
     """The reason that it sends nothing now, or that it paused itself."""
     outages = models.JSONField(null=True, blank=True, editable=False)
     """When it waited for the broker, the latest last: the begin and the end of each, which is null while it does."""
+    silences = models.JSONField(null=True, blank=True, editable=False)
+    """When no driver was heard of though none had lost the broker, the latest last: the begin and the end of each."""
+    guard_pauses = models.JSONField(null=True, blank=True, editable=False)
+    """When its guard paused it, the latest last, after how many outcomes, and when a test has ended the pause."""
     note = models.CharField(_("note"), max_length=255, blank=True)
     """The operator's reason for the pause or the stop, or what the broker said."""
     created_at = models.DateTimeField(_("created"))
@@ -139,7 +177,7 @@ class RequeueRun(models.Model):
     causes = models.JSONField(default=list, editable=False)
     """The error groups that most of its messages were in, each with their number, largest first."""
     excluded = models.PositiveIntegerField(db_default=0, default=0, editable=False)
-    """The number of messages that it does not have because their keys were left out."""
+    """The messages beside its own ones that were not chosen, because their keys were left out."""
     retries_of = models.CharField(max_length=255, blank=True, editable=False)
     """The work queue whose waiting retries it sends; empty if it sends parked messages."""
     target = models.CharField(_("target"), max_length=255, blank=True)
@@ -158,12 +196,20 @@ class RequeueRun(models.Model):
     failed = models.PositiveIntegerField(_("failed again"), default=0)
     skipped = models.PositiveIntegerField(_("left out"), default=0)
     unconfirmed = models.PositiveIntegerField(_("not confirmed"), default=0)
+    edited = models.PositiveIntegerField(db_default=0, default=0, editable=False)
+    """The number of those that it sent as operators had edited them."""
     handled_twice = models.PositiveIntegerField(_("handled twice"), db_default=0, default=0)
     """The number of its messages whose handler did its work again, because the broker delivered the copy again."""
+    perhaps_twice = models.PositiveIntegerField(_("perhaps handled twice"), db_default=0, default=0)
+    """The number of those that a consumer had and did not acknowledge, so that it may have done their work, too."""
 
     spared_processed = models.PositiveIntegerField(db_default=0, default=0, editable=False)
     spared_failed = models.PositiveIntegerField(db_default=0, default=0, editable=False)
     """The outcomes before the operator resumed a run that its guard had paused; the guard counts only later ones."""
+    held_at = models.DateTimeField(null=True, blank=True, editable=False)
+    """Since when it has waited for its first outcomes, with a broker and a consumer from whom they can come."""
+    unheld = models.BooleanField(db_default=False, default=False, editable=False)
+    """True if an operator has let it send the rest before it has outcomes."""
     paced_at = models.DateTimeField(null=True, blank=True, editable=False)
     paced_sent = models.PositiveIntegerField(db_default=0, default=0, editable=False)
     """The start of the current uninterrupted sending, and the messages sent before it; both give the measured rate."""
@@ -207,23 +253,31 @@ class RequeueRun(models.Model):
         return self.retries.all() if self.retries_of else self.items.all()
 
     @property
-    def not_taken(self) -> int:
-        """The retries that it leaves out without a row: they were due meanwhile, or did not fail before."""
-        return max(self.total - self.sent, 0) if self.retries_of and self.state not in SENDING else 0
+    def complete(self) -> bool:
+        """True if each message that it may still send has a row; those of others have left before it came to them."""
+        return not self.listing and not (self.retries_of and self.state in SENDING)
 
     @property
     def active(self) -> bool:
         return self.state in ACTIVE
 
+    @property
+    def heard_at(self) -> datetime:
+        """When a driver was at it last, or when it was created."""
+        return self.beat_at or self.created_at
+
     def is_silent(self, now: datetime) -> bool:
-        """True if no driver has been at it lately, though it may have messages to send."""
-        driven = self.leased_until is not None and self.leased_until >= now
-        return not driven and (self.beat_at or self.created_at) < now - SILENT_AFTER
+        """True if no driver was heard of lately: none is at it, or its database does not answer."""
+        return self.heard_at < now - SILENT_AFTER
+
+    def with_silence(self, now: datetime) -> list[list[str]]:
+        """Return the times in which nothing was heard of it, with the one that ends now."""
+        return [*(self.silences or []), [self.heard_at.isoformat(), now.isoformat()]][-MOST_OUTAGES:]
 
     @property
     def awaits_canary(self) -> bool:
         """True if its messages are sent one by one until one was processed."""
-        return self.canary and (self.canary_since is not None or not self.processed)
+        return self.canary_since is not None or (self.canary and not self.processed)
 
     @property
     def listing(self) -> bool:
@@ -231,19 +285,26 @@ class RequeueRun(models.Model):
         return self.listing_limit is not None
 
     @property
+    def tally(self) -> "dict[ItemState, int]":
+        """Where its messages are, which add up to ``total``. What it sends right now is not sent yet."""
+        return {
+            ItemState.PROCESSED: self.processed,
+            ItemState.FAILED: self.failed,
+            ItemState.SENT: self.sent - self.processed - self.failed,
+            ItemState.UNCONFIRMED: self.unconfirmed,
+            ItemState.SKIPPED: self.skipped,
+            ItemState.PENDING: self.unsent,
+        }
+
+    @property
     def unsent(self) -> int:
         """The number of messages that it may still send."""
-        return max(self.total - self.sent - self.skipped - self.unconfirmed, 0)
+        return self.total - self.sent - self.skipped - self.unconfirmed
 
     @property
     def settled(self) -> int:
         """The number of messages that were sent, to which a run that has finished adds those that it left out."""
         return self.total - self.unsent if self.state == RunState.FINISHED else self.sent
-
-    @property
-    def left_out(self) -> int:
-        """The number of messages that it does not send, with those left out by their keys."""
-        return self.skipped + self.excluded
 
     @property
     def guarded_outcomes(self) -> tuple[int, int]:
@@ -258,9 +319,45 @@ class RequeueRun(models.Model):
         return self.stop_at is not None and ended >= MIN_OUTCOMES and failed * 100 > self.stop_at * ended
 
     @property
+    def room_before_outcomes(self) -> int | None:
+        """How many messages it may send before more outcomes are known; None if it need not wait for them.
+
+        Without this limit a fast run had sent all its messages before its guard could judge any.
+        """
+        ended, _failed = self.guarded_outcomes
+        if self.stop_at is None or self.unheld or ended >= MIN_OUTCOMES or not self.unsent:
+            return None
+        return max(MOST_UNJUDGED - ended - self.tally[ItemState.SENT], 0)
+
+    def with_guard_pause(self, now: datetime) -> list[dict[str, Any]]:
+        """Return the pauses by its guard with one that begins now."""
+        ended, failed = self.guarded_outcomes
+        begun = {"at": now.isoformat(), "failed": failed, "ended": ended}
+        return [*(self.guard_pauses or []), begun][-MOST_GUARD_PAUSES:]
+
+    def with_guard_test(self, now: datetime) -> list[dict[str, Any]] | None:
+        """Return the pauses by its guard, the last of them ended now by a message that was processed."""
+        known = self.guard_pauses
+        return [*known[:-1], {"tested": now.isoformat(), **known[-1]}] if known else None
+
+    @property
+    def tested_late(self) -> datetime | None:
+        """When the test message was processed for which it had waited too long; None if it has not been."""
+        if self.state != RunState.PAUSED or self.wait != RunWait.CANARY_SILENT:
+            return None
+        done = self.parts.filter(state=ItemState.PROCESSED)
+        if self.canary_since is not None:
+            done = done.filter(sent_at__gt=self.canary_since)
+        found: datetime | None = done.order_by("-ended_at").values_list("ended_at", flat=True).first()
+        return found
+
+    @property
     def explanation(self) -> str:
         """The reason that it waits or has stopped, in the reader's language, and the note."""
         why = str(self.get_wait_display()) if self.wait else ""
+        if (tested := self.tested_late) is not None:
+            text = _("The test message was processed at %(time)s, after the requeue run had paused: resume it.")
+            why = str(text) % {"time": second(tested)}
         if self.state == RunState.STOPPED:
             why = str(STOOD_STILL.get(self.wait, why))
         return " ".join(filter(None, (why, self.note)))
@@ -281,15 +378,21 @@ class RequeueRun(models.Model):
     @property
     def ended_outages(self) -> list[tuple[datetime, datetime]]:
         """When it waited for the broker, the latest last."""
-        return [
-            (datetime.fromisoformat(begun), datetime.fromisoformat(ended))
-            for begun, ended in self.outages or []
-            if ended
-        ]
+        return _times(self.outages)
+
+    @property
+    def ended_silences(self) -> list[tuple[datetime, datetime]]:
+        """When nothing was heard of it, the latest last."""
+        return _times(self.silences)
 
     def end_listing(self) -> None:
-        """End the listing where it is: a message without an item is no longer part of the requeue run."""
-        self.total, self.listing_limit = self.listing_count, None
+        """End the listing where it is: a message without an item is left out."""
+        self.listing_limit = None
+
+
+def _times(spans: list[list[str | None]] | None) -> list[tuple[datetime, datetime]]:
+    known = [(begun, ended) for begun, ended in spans or [] if begun and ended]
+    return [(datetime.fromisoformat(begun), datetime.fromisoformat(ended)) for begun, ended in known]
 
 
 class ItemState(models.TextChoices):
@@ -312,7 +415,7 @@ MAY_BE_DELIVERED = (ItemState.CLAIMED, ItemState.SENT, ItemState.UNCONFIRMED)
 """States of messages of which a copy may have been delivered, and whose outcome is not known."""
 NOT_ENDED = (*STILL_TO_SEND, ItemState.SENT)
 """States of messages that keep their run active."""
-RUN_COUNTERS = ("sent", "processed", "failed", "skipped", "unconfirmed")
+RUN_COUNTERS = ("total", "sent", "processed", "failed", "skipped", "unconfirmed")
 """The columns of a run that count its messages. Three have the names of states: processed, failed and unconfirmed."""
 
 
@@ -329,6 +432,8 @@ class RequeueItem(models.Model):
     """The cycle that this requeue run began; outcomes are counted by it."""
     handled = models.PositiveIntegerField(db_default=0, default=0)
     """How often the handler is known to have done its work in this cycle."""
+    redelivered = models.BooleanField(db_default=False, default=False)
+    """True if a consumer had it and did not acknowledge it: another one handled it, or it was parked therefore."""
     skip_code = models.CharField(max_length=16, choices=ItemReason.choices, blank=True)
     sent_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
@@ -354,6 +459,12 @@ class EarlyRetry(models.Model):
     shown = models.CharField(max_length=255, blank=True)
     """Its business key or message id."""
     state = models.CharField(max_length=12, choices=ItemState.choices, default=ItemState.CLAIMED)
+    error = models.CharField(max_length=255, db_default="", default="", blank=True)
+    """The error with which it failed again."""
+    handled = models.PositiveIntegerField(db_default=0, default=0)
+    """How often the handler is known to have done its work since."""
+    redelivered = models.BooleanField(db_default=False, default=False)
+    """True if a consumer had it and did not acknowledge it: another one handled it, or it failed again."""
     sent_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True)
 

@@ -79,7 +79,7 @@ def delivery_digest(delivery: Delivery) -> str:
 
 def stored_copy(delivery: Delivery, queue: str) -> Message:
     """Return the copy that goes back to this queue, and to no other, when it is the message's turn."""
-    copy = copied_to(delivery, queue).copy
+    copy = copied_to(delivery, queue, None).copy
     assert copy is not None  # noqa: S101 - copied_to() always sets a copy
     return copy
 

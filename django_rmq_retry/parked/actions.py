@@ -7,13 +7,15 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Case, Value, When
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import Action, DiscardCategory, GatedAct, ParkedMessage, State
-from django_rmq_retry.models.parked import OPEN, RESOLVED
+from django_rmq_retry.models.parked import DONE_OTHERWISE, NOBODY_DID_IT, OPEN, RESOLVED, discarded_for
 from django_rmq_retry.ordering.keys import resolved
 from django_rmq_retry.parked import missed_discards
 from django_rmq_retry.parked.audit import log_action
@@ -21,10 +23,14 @@ from django_rmq_retry.parked.database import NOT_HELD, locked_messages, move, re
 from django_rmq_retry.parked.four_eyes import Wish, require_second
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, Allowed, Refused
+from django_rmq_retry.parked.overdue import lost_among
 from django_rmq_retry.parked.selection import Selection
 
 MESSAGES_AT_ONCE = 1000
 LONGEST_HOLD = timedelta(days=366)
+RESTORE_LACKS_REASON = gettext_lazy(
+    "Enter a reason: by that of the discard, what is requested was done in another way, and could be done twice."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +45,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """The change to apply to each chosen message that is in one of ``states``, with its entry for the audit log."""
+    """The change to apply to each chosen message that is in one of ``states``, with its entry for the audit log.
+
+    A discard changes requeued messages without an outcome, too.
+    """
 
     action: Action
     states: Sequence[str]
@@ -75,13 +84,19 @@ def change_slice(
 ) -> Done:
     rows = locked_messages(ids, whole=False)
     known = selection.revisions_of(ids)
+    lost = lost_among(rows.values()) if change.action == Action.DISCARD else set()
     fresh = [
         row
         for row in rows.values()
-        if row.state in change.states and not row.erased_at and row.revision == known.get(row.pk, row.revision)
+        if (row.state in change.states or row.pk in lost)
+        and not row.erased_at
+        and row.revision == known.get(row.pk, row.revision)
     ]
     meant = [row for row in fresh if allowed is None or not allowed(row)]
-    move(meant, change.state, **change.changes)
+    move([row for row in meant if row.pk not in lost], change.state, **change.changes)
+    if lost:
+        # Their copies may still come: once restored, only an operator may send them again.
+        move([row for row in meant if row.pk in lost], change.state, **change.changes, unconfirmed=True)
     if meant:
         _note(change, selection, actor, meant)
     if change.action == Action.DISCARD:
@@ -116,7 +131,7 @@ def _note(change: Change, selection: Selection, actor: Actor, rows: Sequence[Par
 def discard(
     selection: Selection, actor: Actor, *, category: str, text: str = "", allowed: Allowed | None = None
 ) -> Done:
-    """Discard the open messages of a selection; the category "other" needs a text."""
+    """Discard the open messages of a selection, and the overdue ones; the category "other" needs a text."""
     change = discarding(category, text)
     terms = {"category": category, "text": text}
     wish = Wish(
@@ -144,22 +159,29 @@ def discarding(category: str, text: str = "") -> Change:
         action=Action.DISCARD,
         states=OPEN,
         state=State.DISCARDED,
-        changes={"resolved_at": now, "discarded_at": now, "resolution": reason, **NOT_HELD},
+        changes={"resolved_at": now, "discarded_at": now, "resolution": reason, "restored": False, **NOT_HELD},
         reason=reason,
         facts={"category": str(category)},
     )
 
 
-def restore(selection: Selection, actor: Actor, *, reason: str = "") -> Done:
-    """Undo discards: park the discarded messages of a selection again."""
+def restore(selection: Selection, actor: Actor, *, reason: str = "", allowed: Allowed | None = None) -> Done:
+    """Undo discards: park the discarded messages of a selection again. The reason of its discard stays with each.
+
+    It needs a reason if by that of a discard the message was handled in another way.
+    """
+    done_otherwise = selection.queryset().filter(discarded_for(DONE_OTHERWISE), state=State.DISCARDED)
+    if not reason.strip() and done_otherwise.exists():
+        raise Refused(RESTORE_LACKS_REASON)
+    restored = Case(When(discarded_for(NOBODY_DID_IT), then=Value(value=False)), default=Value(value=True))
     change = Change(
         action=Action.RESTORE,
         states=(State.DISCARDED,),
         state=State.PARKED,
-        changes={"resolved_at": None, "discarded_at": None, "resolution": ""},
+        changes={"resolved_at": None, "discarded_at": None, "restored": restored},
         reason=reason,
     )
-    return perform(change, selection, actor)
+    return perform(change, selection, actor, allowed=allowed)
 
 
 def hold(
@@ -174,9 +196,9 @@ def hold(
     return perform(change, selection, actor, allowed=allowed)
 
 
-def unhold(selection: Selection, actor: Actor, *, reason: str = "") -> Done:
+def unhold(selection: Selection, actor: Actor, *, reason: str = "", allowed: Allowed | None = None) -> Done:
     change = Change(action=Action.UNHOLD, states=(State.ON_HOLD,), state=State.PARKED, changes=NOT_HELD, reason=reason)
-    return perform(change, selection, actor)
+    return perform(change, selection, actor, allowed=allowed)
 
 
 def unhold_due() -> int:

@@ -214,6 +214,7 @@ def _decide(number: int, actor: Actor, remark: str, seen: str | None) -> Approva
     changed = ACTS[request.act].carry_out(_approved(request))
     if changed is not None:
         _finish(request, changed=changed)
+        request.acted = _last_act(request)
     # After the act, because acts lock messages before the audit log.
     _log(request, actor, Action.APPROVE, named=named, reason=remark, asked_by=request.by)
     request.save(using=records_alias())
@@ -248,6 +249,9 @@ def _check_waits(request: ApprovalRequest) -> None:
         return
     if request.state == RequestState.WAITING:
         raise Outdated(_("Nothing was done: %(request)s has expired. Ask for it again.") % {"request": request})
+    if request.state == RequestState.OVER:
+        text = _("Nothing was done: the breaker closed by itself, so %(request)s is over.")
+        raise Outdated(text % {"request": request})
     text = _("Nothing was done: %(request)s was approved by %(name)s already.")
     if request.state == RequestState.REJECTED:
         text = _("Nothing was done: %(request)s was rejected by %(name)s.")
@@ -372,10 +376,17 @@ def _next_slice(number: int) -> bool:
     if done is not None:
         request.place, changed = done
         request.changed += changed
+        request.acted = request.acted or (_last_act(request) if changed else 0)
     else:
         _finish(request, changed=request.changed)
-    request.save(using=records_alias(), update_fields=["place", "changed", "state"])
+    request.save(using=records_alias(), update_fields=["place", "changed", "acted", "state"])
     return done is not None
+
+
+def _last_act(request: ApprovalRequest) -> int:
+    """Return the number of the action that this transaction logged last, which keeps others from logging; 0 if none."""
+    last = OperatorAction.objects.using(records_alias()).order_by("-number").first()
+    return last.number if last is not None and last.details.get("request") == request.pk else 0
 
 
 def finish_left_discards() -> None:

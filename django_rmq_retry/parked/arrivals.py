@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from django_rmq_retry.database_clock import stated_time
+from django_rmq_retry.database_clock import published_at, stated_time
 from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers.business_keys import business_keys
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
@@ -17,6 +17,7 @@ from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.identity import message_identity
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import By, ParkedCopy, read_parked
+from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.messages.tracebacks import Grouping, untraced
 from django_rmq_retry.models import ParkedMessage, State
@@ -82,6 +83,11 @@ class Arrival:
         """The title of a group that begins with this failure."""
         return short(self.parked.error or self.parked.reason, COLUMN_BYTES)
 
+    @property
+    def unacked(self) -> bool:
+        """True if a consumer had the message before, and did not acknowledge it."""
+        return self.parked.stamp.unacked > 0
+
     def failure(self) -> dict[str, Any]:
         parked = self.parked
         return {
@@ -97,6 +103,8 @@ class Arrival:
             "traceparent": parked.stamp.traceparent,
             "failed_at": stated_time(parked.stamp.since),
             "parked_at": self.at,
+            # Its handler succeeded in the very attempt that ended here.
+            **({"succeeded_at": self.at} if parked.reason == Reason.HANDLED else {}),
         }
 
     def contents(self) -> dict[str, Any]:
@@ -114,7 +122,7 @@ class Arrival:
             "properties": parked.raw,
             "content_type": short(properties.content_type or "", COLUMN_BYTES),
             "content_encoding": short(properties.content_encoding or "", COLUMN_BYTES),
-            "published_at": stated_time((properties.timestamp or 0) * 1000),
+            "published_at": published_at(properties),
         }
 
 
@@ -135,12 +143,14 @@ def apply_step(record: ParkedMessage, arrival: Arrival, step: Step) -> bool:
     """Change the record according to the step; return True if it takes over the arrival's failure and group."""
     record.copies += 1
     record.copy = arrival.parked.copy_digest
+    # Whatever a requeue made of it since, that consumer may have done its work.
+    record.unacked = record.unacked or arrival.unacked
     if step is Step.COPY or (step is Step.NEWER and arrival.at <= record.parked_at):
         return False
     if step is Step.REOPENED:
         # A copy in flight may still succeed or fail; both outcomes find the record by their ticket.
         record.unconfirmed = record.state not in RESOLVED
-        record.resolved_at, record.resolution = None, ""
+        record.resolved_at, record.resolution, record.restored = None, "", False
     if step is Step.AGAIN:
         record.unconfirmed = False
     if step is not Step.NEWER:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,8 @@ READ_AT_ONCE = 500
 """Actions on several messages that one statement reads; each may name thousands of messages."""
 MOST_RUNS = 200
 """The most requeue runs that a search by message includes."""
+MOST_ACTS = 200
+"""The latest actions on a few messages that are looked at."""
 MOST_NAMES = 100
 """The most deleted messages with the same name that a search includes."""
 
@@ -152,8 +155,24 @@ def acts_on(messages: Collection[int], *, runs: Collection[int] | None = None) -
     runs_of: Any = RequeueItem.objects.filter(message__in=messages).order_by().values("run")
     unsent = Count("pk", filter=Q(state__in=(*STILL_TO_SEND, ItemState.SKIPPED)))
     all_sent = runs_of.annotate(unsent=unsent).filter(unsent=0).values("run")
-    of_runs = Q(run__in=runs) & ~Q(action=Action.STOP, run__in=all_sent)
+    # Of a run some messages were checked, which the action names.
+    of_runs = Q(run__in=runs) & ~Q(action=Action.STOP, run__in=all_sent) & ~Q(action=Action.CHECK)
     return Q(message__in=messages) | of_runs | Q(number__in=list(_on_several(messages)))
+
+
+def newest_acts(
+    messages: Collection[int], actions: Collection[str], *, since: datetime | None = None
+) -> dict[int, list[OperatorAction]]:
+    """Return the latest of these actions on each of a few messages, the newest first; actions on runs do not count."""
+    acts = OperatorAction.objects.filter(acts_on(messages, runs=()), action__in=actions)
+    later = acts if since is None else acts.filter(at__gte=since)
+    found: dict[int, list[OperatorAction]] = {}
+    for act in later.order_by("-number")[:MOST_ACTS] if messages else ():
+        spans = named_by(act)
+        for one in messages:
+            if any(first <= one <= last for first, last in spans):
+                found.setdefault(one, []).append(act)
+    return found
 
 
 def _on_several(messages: Collection[int]) -> Iterator[int]:
@@ -173,16 +192,23 @@ def _on_several(messages: Collection[int]) -> Iterator[int]:
 def messages_named(text: str) -> list[int]:
     """Return the messages with this number, business key, message id or correlation id, also deleted ones.
 
-    Case is ignored in business keys. Message IDs and the names of deleted messages have no index without case: they
-    are found as typed, in upper case, in lower case, or with an initial capital.
+    Case is ignored in business keys and the names of deleted messages. Message IDs have no index without case: they are
+    found as typed, in upper case, in lower case, or with an initial capital.
     """
     spelled = {text, text.upper(), text.lower(), text.capitalize()}
-    former = FormerName.objects.filter(value__in=spelled).order_by("-message").values_list("message", flat=True)
+    deleted = FormerName.objects.filter(folded=folded(text), message__isnull=False)
+    former: Any = deleted.order_by("-message").values_list("message", flat=True)
     keys: Any = BusinessKey.objects.filter(folded=folded(text)).order_by("-message").values_list("message", flat=True)
     ids = ParkedMessage.objects.filter(message_id__in=spelled).order_by("-pk").values_list("pk", flat=True)
     number = number_in(text.removeprefix("#"))
     near: set[int] = {*former.distinct()[:MOST_NAMES], *keys.distinct()[:MOST_SEARCHED_IDS], *ids[:MOST_SEARCHED_IDS]}
     return list({*numbers_of(text), *near, *([] if number is None else [number])})
+
+
+def actions_named(text: str) -> Q:
+    """Return the filter for all actions on the messages with this name, also on those that have no record."""
+    others = FormerName.objects.filter(folded=folded(text), action__isnull=False).order_by("-action")
+    return acts_on(messages_named(text)) | Q(number__in=list(others.values_list("action", flat=True)[:MOST_NAMES]))
 
 
 def take_turns() -> None:
@@ -287,7 +313,7 @@ def _next_head(using: str) -> AuditHead:
     if not heads.filter(pk=1).update(number=F("number") + 1):
         heads.get_or_create(pk=1)
         heads.filter(pk=1).update(number=F("number") + 1)
-    return heads.get(pk=1)
+    return heads.only("number", "seal").get(pk=1)
 
 
 def _in_order(using: str) -> Iterator[OperatorAction]:

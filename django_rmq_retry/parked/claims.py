@@ -69,6 +69,8 @@ class Claim:
     record: int
     cycle: int
     copy: Message
+    edited: bool
+    """True if the copy is what an operator made of the message."""
     before: Mapping[str, Any]
     """Values that the record gets back if nothing was sent."""
     at: datetime
@@ -112,7 +114,7 @@ def claim(run_id: int, driver: str, items: Sequence[RequeueItem], copies: Callab
         else:
             before = {name: getattr(message, name) for name in RESTORED}
             facts = {"item": item.pk, "record": message.pk, "cycle": message.cycle + 1}
-            claims.append(Claim(**facts, copy=prepared, before=before, at=now))
+            claims.append(Claim(**facts, copy=prepared, edited=message.version > 1, before=before, at=now))
     move(
         [messages[one.record] for one in claims],
         State.REQUEUEING,
@@ -229,12 +231,12 @@ def _is_unchanged(row: ParkedMessage | None, claim: Claim) -> bool:
 
 def _put_back(results: Sequence[ClaimResult], rows: dict[int, ParkedMessage]) -> None:
     """Restore the records of unsent copies to their values before the claim."""
-    using = records_alias()
+    using, now = records_alias(), database_clock.now(records_alias())
     groups: Counter[tuple[int, str]] = Counter()
     origins: Counter[OriginKey] = Counter()
     for one in results:
         ParkedMessage.objects.using(using).filter(pk=one.claim.record).update(
-            cycle=F("cycle") - 1, revision=F("revision") + 1, claimed_until=None, **one.claim.before
+            cycle=F("cycle") - 1, revision=F("revision") + 1, claimed_until=None, reopened_at=now, **one.claim.before
         )
         row, state = rows[one.claim.record], one.claim.before["state"]
         groups[row.group_id, state] += 1
@@ -261,8 +263,9 @@ def _store_items(run_id: int, results: Sequence[ClaimResult], revisions: dict[in
     unconfirmed = claimed.filter(pk__in=by_outcome.get(PublishEnd.UNKNOWN, [])).update(
         state=ItemState.UNCONFIRMED, skip_code=ItemReason.NOT_CONFIRMED, sent_at=left_at, ended_at=now
     )
+    edited = sum(one.claim.edited for one in results if one.kind in (PublishEnd.CONFIRMED, PublishEnd.UNKNOWN))
     RequeueRun.objects.using(using).filter(pk=run_id).update(
-        sent=F("sent") + sent, unconfirmed=F("unconfirmed") + unconfirmed
+        sent=F("sent") + sent, unconfirmed=F("unconfirmed") + unconfirmed, edited=F("edited") + edited
     )
     codes: dict[int, ItemReason] = {}
     for one in results:

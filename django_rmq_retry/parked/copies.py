@@ -63,6 +63,7 @@ def contents(message: ParkedMessage) -> Original:
         exchange=message.exchange,
         routing_key=message.routing_key,
         message_id=message.message_id,
+        unacked=message.unacked,
     )
 
 

@@ -10,6 +10,7 @@ from django.db import DEFAULT_DB_ALIAS, OperationalError, connections, router, t
 from django.db.models import F, Model
 from django.utils import timezone
 
+from django_rmq_retry import database_clock
 from django_rmq_retry.database_errors import clashed
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import (
@@ -20,8 +21,9 @@ from django_rmq_retry.models import (
     ParkedOrigin,
     RequeueItem,
     RequeueRun,
+    State,
 )
-from django_rmq_retry.statements import locking
+from django_rmq_retry.statements import locking, writing
 
 NEEDED = (ErrorGroup, ParkedMessage, BusinessKey, MessageVersion, RequeueRun, RequeueItem)
 P = ParamSpec("P")
@@ -99,6 +101,9 @@ def move(rows: Collection[ParkedMessage], state: str, **changes: Any) -> None:
 
     The rows have the state in which they were locked. Groups are changed in the order of their keys.
     """
+    if state == State.PARKED:
+        # Whoever chose messages before has not seen these.
+        changes |= {"reopened_at": database_clock.now(records_alias())}
     records = ParkedMessage.objects.using(records_alias()).filter(pk__in=[row.pk for row in rows])
     records.update(state=state, revision=F("revision") + 1, **changes)
     ErrorGroup.objects.count_all_moved(Counter((row.group_id, row.state) for row in rows), state)
@@ -119,7 +124,7 @@ def transaction_of(model: type[Model]) -> Callable[[Callable[P, T]], Callable[P,
             using = router.db_for_write(model)
             for left in reversed(range(CONFLICT_TRIES)):
                 try:
-                    with transaction.atomic(using=using):
+                    with writing(model, using=using):
                         return change(*args, **kwargs)
                 except OperationalError as error:
                     if not left or not clashed(error) or connections[using].in_atomic_block:

@@ -48,9 +48,10 @@ def difference(before: str, after: str) -> list[DiffLine]:
 
 
 def _lines(old: Sequence[str], new: Sequence[str]) -> Iterator[DiffLine]:
-    for number, group in enumerate(_groups(old, new)):
-        if number:
-            yield DiffLine(sign=Sign.SKIPPED)
+    end = 0
+    for group in _groups(old, new):
+        yield from _left_out(old[end : group[0][1]])
+        end = group[-1][2]
         for tag, low, high, begin, end in group:
             if tag == "equal":
                 yield from (_line(Sign.SAME, text, 0, 0) for text in old[low:high])
@@ -58,6 +59,15 @@ def _lines(old: Sequence[str], new: Sequence[str]) -> Iterator[DiffLine]:
             pairs = [_apart(before, after) for before, after in zip_longest(old[low:high], new[begin:end])]
             yield from (line for line, _new in pairs if line is not None)
             yield from (line for _old, line in pairs if line is not None)
+    yield from _left_out(old[end:])
+
+
+def _left_out(lines: Sequence[str]) -> Iterator[DiffLine]:
+    """Return a mark for equal lines that are not shown; a single one is as short itself."""
+    if len(lines) == 1:
+        yield _line(Sign.SAME, lines[0], 0, 0)
+    elif lines:
+        yield DiffLine(sign=Sign.SKIPPED)
 
 
 def _apart(old: str | None, new: str | None) -> tuple[DiffLine | None, DiffLine | None]:

@@ -7,7 +7,6 @@ driver that was killed is followed by one that knows which messages may have bee
 import math
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
-from datetime import datetime
 
 from django.db.models import QuerySet
 from django.utils.translation import gettext as _
@@ -16,25 +15,17 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.move import CopyFailed
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.withdrawal import Withdrawal, Withdrawn
-from django_rmq_retry.attempts.history import NO_FAILURE
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import Attempt, EarlyRetry, ItemState, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked.database import records_alias, transaction_of
-from django_rmq_retry.parked.early_retries import (
-    RetryFilter,
-    WaitingRetry,
-    chosen,
-    recognized,
-    unseen,
-    ways_back,
-    work_queue_of,
-)
+from django_rmq_retry.parked.early_choice import RetryChoice, RetryFilter, WaitingRetry
+from django_rmq_retry.parked.early_outcomes import note_in
+from django_rmq_retry.parked.early_retries import unseen, ways_back, work_queue_of
 from django_rmq_retry.parked.items import recount
 from django_rmq_retry.parked.lease import RunLease, run_of_driver
 from django_rmq_retry.parked.operators import NotAllowed, Refused, refusal, user_of
 from django_rmq_retry.parked.pace import RECHECK_SECONDS, Clock, RunPace
-from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.statements import in_slices
 
@@ -43,7 +34,6 @@ HELD_SECONDS = 20.0
 MOST_HELD = 500
 OUTCOMES_SECONDS = 1.0
 """Seconds between two searches for the outcomes of retries that were sent early."""
-SUCCESSES = (*NO_FAILURE, Kind.DISCARD.value)
 
 
 class EarlySender:
@@ -111,11 +101,13 @@ class EarlySender:
         # Nothing is held while the first one has no outcome.
         alone = run.awaits_canary
         most = 1 if alone else max(1, min(math.ceil(run.rate * self._seconds), MOST_HELD))
-        work_queue, known = work_queue_of(run.retries_of), dict[int, WaitingRetry]()
+        if (least := run.room_before_outcomes) is not None:
+            # Nor is anything while the run waits for its first outcomes.
+            most = min(most, least)
+        choice, known = RetryChoice(work_queue_of(run.retries_of), wanted), dict[int, WaitingRetry]()
 
         def choose(seen: Sequence[Withdrawn]) -> Collection[int]:
-            fit = chosen(list(recognized(work_queue, seen)), wanted)
-            known.update({one.withdrawn.tag: one for one in _unsent(run, fit)})
+            known.update({one.withdrawn.tag: one for one in _unsent(run, choice.of(seen))})
             return known.keys()
 
         taken: list[Withdrawn] = []
@@ -157,7 +149,7 @@ class EarlySender:
         self._count_outcomes(run)
 
     def _count_outcomes(self, run: RequeueRun) -> None:
-        note_outcomes(run)
+        note_in(run.pk, list(rows_of(run).filter(state=ItemState.SENT).values_list("identity", flat=True)))
         recount(run.pk)
         run.refresh_from_db()
         self._counted = self._clock()
@@ -173,28 +165,6 @@ class EarlySender:
             wait = "" if isinstance(failed, Refused) else RunWait.NO_WAY_BACK
             self._lease.change(state=RunState.PAUSED, wait=wait, note=short(str(failed), COLUMN_BYTES))
         return RECHECK_SECONDS
-
-
-def note_outcomes(run: RequeueRun) -> None:
-    """Note the outcomes of the retries that were sent, by their first attempts after that."""
-    rows = rows_of(run)
-    sent = list(rows.filter(state=ItemState.SENT).values_list("pk", "identity", "sent_at"))
-    ends: dict[ItemState, list[int]] = {ItemState.PROCESSED: [], ItemState.FAILED: []}
-    for some in in_slices(sent, MOST_HELD):
-        since = min(at for _pk, _identity, at in some)
-        attempts = Attempt.objects.using(records_alias()).filter(identity__in=[name for _, name, _ in some])
-        found: dict[str, list[tuple[datetime, str]]] = {}
-        for name, at, verdict in attempts.filter(started_at__gte=since).values_list(
-            "identity", "started_at", "verdict"
-        ):
-            found.setdefault(name, []).append((at, verdict))
-        for pk, name, at in some:
-            first = min((one for one in found.get(name, ()) if one[0] >= at), default=None)
-            if first is not None:
-                ends[ItemState.PROCESSED if first[1] in SUCCESSES else ItemState.FAILED].append(pk)
-    now = database_clock.now(records_alias())
-    for state, numbers in ends.items():
-        rows.filter(pk__in=numbers).update(state=state, ended_at=now)
 
 
 def rows_of(run: RequeueRun) -> QuerySet[EarlyRetry]:

@@ -222,8 +222,7 @@ class Proposal:
 def editable(message: ParkedMessage) -> str:
     """Return why a message cannot be edited; empty if it can. By default no message can be edited."""
     name = message.type or message.queue
-    allowed = [yes for pattern, yes in settings().operators.editable.items() if fnmatchcase(name, pattern)]
-    if not allowed or not all(allowed):
+    if not may_be_edited(name):
         text = _("This project does not allow messages of the type “%(type)s” to be edited (setting EDITABLE).")
         return text % {"type": name}
     if not message.open:
@@ -231,6 +230,12 @@ def editable(message: ParkedMessage) -> str:
     if editable_text(message) is None:
         return _("Its body is not text, or is compressed. Only text can be edited.")
     return ""
+
+
+def may_be_edited(name: str) -> bool:
+    """Return True if the project allows messages of this type to be edited."""
+    allowed = [yes for pattern, yes in settings().operators.editable.items() if fnmatchcase(name, pattern)]
+    return bool(allowed) and all(allowed)
 
 
 def editable_text(message: ParkedMessage) -> str | None:
@@ -357,9 +362,9 @@ def told_changes(changes: Sequence[Change]) -> list[Change]:
 
 def changes_in_one_line(changes: Sequence[Change]) -> str:
     """Return changes as a line such as ``amount: "8,50" → "8.50"``; of many only the first ones."""
+    added, removed = _("added"), _("removed")
     shown = [
-        f"{path}: {_value(before, _('added'))} → {_value(after, _('removed'))}"
-        for path, before, after in changes[:SHOWN_CHANGES]
+        f"{path}: {_value(before, added)} → {_value(after, removed)}" for path, before, after in changes[:SHOWN_CHANGES]
     ]
     return ", ".join([*shown, *(["…"] if len(changes) > SHOWN_CHANGES else [])])
 

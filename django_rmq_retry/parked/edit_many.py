@@ -1,6 +1,7 @@
-"""One change by path for many messages: shown for each of them, then stored for all that it results_of, or for none."""
+"""One change by path for many messages: shown for each of them, then stored for all that it changes, or for none."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -91,7 +92,8 @@ class PathChange:
     def sentence(self) -> str:
         """Return the change in one line, without confidential values, such as ``amount: "," → ".", as a number``."""
         if self.act == Act.REMOVE:
-            return f"{self.path}: {_('removed')}"
+            removed = _("removed")
+            return f"{self.path}: {removed}"
         value = self.shown(self.value)
         texts = [f"{self.path} = {value}"] if self.act == Act.SET else []
         if self.act == Act.REPLACE:
@@ -142,7 +144,7 @@ def too_many() -> str:
 
 
 def results_of(selection: Selection, change: PathChange, *, allowed: Allowed | None = None) -> list[EditResult]:
-    """Return the result for each message of a selection, the oldest first; nothing is stored."""
+    """Return the result for each message of a selection, by their names; nothing is stored."""
     if change.wrong:
         raise Refused(change.wrong)
     chosen = selection.queryset().order_by()
@@ -150,11 +152,17 @@ def results_of(selection: Selection, change: PathChange, *, allowed: Allowed | N
     selection.check(count)
     if count > MOST_EDITED or (chosen.aggregate(size=Sum("size"))["size"] or 0) > MOST_EDITED_BYTES:
         raise Refused(too_many())
-    known = selection.revisions
+    known, rows_now = selection.revisions, selection.queryset().select_related("group").order_by("parked_at", "pk")
     return _without_equal_names([
         _result_of(row, change, known.get(row.pk, row.revision), allowed)
-        for row in selection.queryset().select_related("group").order_by("parked_at", "pk")
+        for row in sorted(rows_now, key=_as_counted)
     ])  # fmt: skip
+
+
+def _as_counted(message: ParkedMessage) -> list[tuple[bool, int, str]]:
+    """Return the name of a message as it is sorted: BAD-9 comes before BAD-10."""
+    parts = re.findall(r"[0-9]{1,18}|[^0-9]+", str(message))
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
 
 
 def others_of(some: Iterable[EditResult]) -> Others:
@@ -258,9 +266,16 @@ def _result_of(message: ParkedMessage, change: PathChange, revision: int, allowe
             before, after, changed = _changed(text, change)
             proposal = propose(message, text=changed)
     except DoesNotFit as error:
-        return EditResult(message=message, before=before, why=str(error))
-    why = " ".join(proposal.problems) or proposal.unread
+        return EditResult(message=message, before=before, why=_with_edited_before(message, str(error)))
+    why = _with_edited_before(message, " ".join(proposal.problems) or proposal.unread)
     return EditResult(message=message, before=before, after=after, proposal=None if why else proposal, why=why)
+
+
+def _with_edited_before(message: ParkedMessage, why: str) -> str:
+    """Return why a message is left out, and that it is edited: it looks done, but no requeue follows."""
+    if not why or message.version == 1:
+        return why
+    return " ".join((why, _("It is edited already, but not sent; the requeue after this edit leaves it out.")))
 
 
 def _header(message: ParkedMessage, change: PathChange) -> tuple[str, str | None]:

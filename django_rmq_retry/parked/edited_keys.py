@@ -37,10 +37,6 @@ class KeyChange:
         )
 
     @property
-    def gained(self) -> tuple[str, ...]:
-        return tuple(key for key in self.after if key not in self.before)
-
-    @property
     def name(self) -> str:
         """The new first key, by which lists show the message; empty if that stays as it is."""
         return self.after[0] if self.after and self.after[:1] != self.before[:1] else ""
@@ -76,11 +72,11 @@ class Others:
 
 
 def check_free(changes: Mapping[int, KeyChange], known: str) -> None:
-    """Raise ``KeyTaken`` if other messages have a key which these edits would add, unless the operator knows them.
+    """Raise ``KeyTaken`` if other messages have a name which these edits would give, unless the operator knows them.
 
-    Two edits that add keys wait for each other: the second one finds the key that the first one has stored.
+    Two edits that give names wait for each other: the second one finds the key that the first one has stored.
     """
-    if any(change.gained for change in changes.values()):
+    if any(change.name for change in changes.values()):
         take_turns()
         others_with(changes).check(known)
 
@@ -101,14 +97,15 @@ class KeyTaken(Refused):
 
 
 def others_with(changes: Mapping[int, KeyChange]) -> Others:
-    """Return the other messages that have a key which these edits would add.
+    """Return the other messages that have a name which these edits would give.
 
-    Each edited message is passed with the change of its keys.
+    Each edited message is passed with the change of its keys. Those after the first one name a customer, of whom other
+    messages are nothing to know.
     """
     gaining: dict[str, set[int]] = defaultdict(set)
     for pk, change in changes.items():
-        for key in change.gained:
-            gaining[key].add(pk)
+        if change.name:
+            gaining[change.name].add(pk)
     found: dict[int, list[str]] = defaultdict(list)
     for keys in in_slices(sorted(gaining), AT_ONCE):
         rows = BusinessKey.objects.using(records_alias()).filter(value__in=keys).order_by("-message_id", "pk")

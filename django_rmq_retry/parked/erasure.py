@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from django.db.models import F, Model, QuerySet
+from django.db.models import F, Model, Q, QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.attempts.history import attempts_of
-from django_rmq_retry.breakers.halts import halted
+from django_rmq_retry.breakers.halts import halted, known_last
 from django_rmq_retry.handlers.business_keys import KEY_BYTES
 from django_rmq_retry.messages.properties import Properties, encode_properties
 from django_rmq_retry.messages.texts import short
@@ -40,7 +40,7 @@ from django_rmq_retry.parked.database import locked_messages, records_alias, tra
 from django_rmq_retry.parked.four_eyes import selection_of
 from django_rmq_retry.parked.key_lists import look_up
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Refused
-from django_rmq_retry.parked.traces import EMPTY_ATTEMPT, Elsewhere, having, named_in
+from django_rmq_retry.parked.traces import EMPTY_ATTEMPT, ErasedElsewhere, having, named_in
 from django_rmq_retry.statements import in_slices
 
 ERASED_AT_ONCE = 500
@@ -101,7 +101,7 @@ class _Rest:
     runs: Collection[int]
     requests: Collection[int]
     """Requests for a second person."""
-    elsewhere: Elsewhere
+    elsewhere: ErasedElsewhere
 
 
 def traces(keys: Sequence[str]) -> Traces:
@@ -147,7 +147,7 @@ def _subject(keys: Sequence[str]) -> _Subject:
     numbers = sorted({one for some in look_up(given).values() for one in some})
     own = {value for some in in_slices(numbers, ERASED_AT_ONCE) for value in _keys_of(some)}
     known = {*given, *(own - _shared(own, set(numbers)))}
-    deleted = {one.message for one in having(_rows(FormerName), "value", known)}
+    deleted = {one.message for one in having(_rows(FormerName), "value", known) if one.message is not None}
     rows = having(_rows(ParkedMessage).only("message_id"), "pk", numbers)
     subject = _Subject(
         numbers=[*numbers, *sorted(deleted - set(numbers))],
@@ -187,7 +187,8 @@ def _check(subject: _Subject) -> None:
     if blocked:
         text = _("An ordering key of %(handler)s is blocked, and messages wait behind it. Unblock it first.")
         raise Refused(text % {"handler": blocked[0].handler})
-    for row in halted():
+    now = database_clock.now(records_alias())
+    for row in [one for one in halted(now) if not known_last(one, now)]:
         named = [row.halted_message, row.halted_key, row.halted_error]
         if row.halted_message in subject.ids or named_in(named, subject.keys):
             text = _("Queue %(queue)s is halted by one of these messages. Wait until it is handled or parked.")
@@ -219,7 +220,7 @@ def _rest(subject: _Subject) -> _Rest:
         actions=_actions_on_none(subject.keys),
         runs=_runs(subject.keys),
         requests=_requests(subject),
-        elsewhere=Elsewhere.of(subject.keys, subject.ids),
+        elsewhere=ErasedElsewhere.of(subject.keys, subject.ids),
     )
 
 
@@ -275,8 +276,12 @@ def _actions(numbers: Collection[int], keys: Collection[str]) -> list[OperatorAc
 
 
 def _actions_on_none(keys: Collection[str]) -> list[OperatorAction]:
-    """Return the rows of the audit log that name a key but no message, such as those of an ordering key or a pause."""
-    rows = {row.number: row for row in _log().filter(message=None, last_message=None)}
+    """Return the rows of the audit log that name a key but no message, such as those of an ordering key or a pause.
+
+    What was checked may name both messages and keys of others that have no record.
+    """
+    unrecorded = Q(message=None, last_message=None) | Q(action=Action.CHECK)
+    rows = {row.number: row for row in _log().filter(unrecorded)}
     rows |= {row.number: row for row in having(_log(), "subject", keys)}
     return [row for _number, row in sorted(rows.items()) if _names(row, keys)]
 

@@ -1,13 +1,16 @@
 """Findings on a selection: reasons not to requeue its messages."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from django.db import connections
-from django.db.models import Case, Count, Exists, F, IntegerField, Max, Min, OuterRef, Q, QuerySet, Sum, Value, When
+from django.db.models import BooleanField, Case, Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Value, When
+from django.utils.translation import gettext as _
 from django.utils.translation import ngettext_lazy
 
 from django_rmq_retry import database_clock
@@ -15,7 +18,6 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.models import (
-    BusinessKey,
     ItemReason,
     ItemState,
     MessageVersion,
@@ -24,21 +26,24 @@ from django_rmq_retry.models import (
     RunState,
 )
 from django_rmq_retry.models.parked import OPEN, State
-from django_rmq_retry.parked import missed_discards
+from django_rmq_retry.parked import awaited, missed_discards
 from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.parked.key_text import text_of_keys
 from django_rmq_retry.parked.left_meanwhile import left_meanwhile
+from django_rmq_retry.parked.may_have_run import may_have_run
+from django_rmq_retry.parked.other_copies import fates
+from django_rmq_retry.parked.other_handlers import strangers, untaken, who_takes, why_unread, why_untaken
+from django_rmq_retry.parked.overdue import discardable
 from django_rmq_retry.parked.released import Released, blockers_of_listed, released_by
+from django_rmq_retry.parked.same_keys import MOST_SORTED, SameKeys, same_keys, twins_among, with_keys
 from django_rmq_retry.parked.selection import LISTED, Selection
-from django_rmq_retry.parked.siblings import PERHAPS_DONE, kept_back
-from django_rmq_retry.statements import KEYS_AT_ONCE, one_of, with_one_of
+from django_rmq_retry.parked.siblings import PERHAPS_DONE, RESTORED, SENT, kept_back
+from django_rmq_retry.statements import one_of
 
 SHOWN_EXAMPLES = 5
 LATEST_MESSAGES = 200
 MOST_QUEUES = 20
 MOST_EDITED_SINCE = 10_000
-MOST_SORTED = 10_000
-"""The most messages of a selection whose business keys are sorted; those of more are compared with ``shared_keys``."""
-MOST_SHARED = 5000
 MOST_DISCARDED = 5000
 """The most discarded messages whose business keys are listed; if there are more, each open message looks its key up."""
 MOST_COPIES = 5000
@@ -68,13 +73,18 @@ FINDING_TEXTS: Mapping[str, Any] = {
     ),
     "on_hold": ngettext_lazy("%(count)d is on hold", "%(count)d are on hold", "count"),
     "succeeded": ngettext_lazy(
-        "%(count)d was handled already: a copy of it succeeded",
-        "%(count)d were handled already: a copy of each succeeded",
+        "%(count)d was handled already: it, or a copy of it, succeeded",
+        "%(count)d were handled already: each, or a copy of it, succeeded",
         "count",
     ),
     "discarded": ngettext_lazy(
         "%(count)d was discarded by an operator, and arrived again",
         "%(count)d were discarded by an operator, and arrived again",
+        "count",
+    ),
+    "restored": ngettext_lazy(
+        "%(count)d was discarded by an operator, and restored: somebody may have done what it requests",
+        "%(count)d were discarded by an operator, and restored: somebody may have done what they request",
         "count",
     ),
     "key_discarded": ngettext_lazy(
@@ -87,19 +97,39 @@ FINDING_TEXTS: Mapping[str, Any] = {
         "%(count)d should have been discarded: that was approved, but not done",
         "count",
     ),
+    "discard_asked": ngettext_lazy(
+        "a discard of %(count)d waits for a second person",
+        "a discard of %(count)d waits for a second person",
+        "count",
+    ),
+    "edit_asked": ngettext_lazy(
+        "an edit of %(count)d waits for a second person",
+        "an edit of %(count)d waits for a second person",
+        "count",
+    ),
     "blocks_listed": ngettext_lazy(
         "%(count)d is in front of a message that is to be left out, which would be handled after it",
         "%(count)d are in front of messages that are to be left out, which would be handled after them",
         "count",
     ),
     "copies": ngettext_lazy(
-        "%(count)d is a copy of another message that was sent or discarded, is on hold, or goes first",
-        "%(count)d are copies of other messages that were sent or discarded, are on hold, or go first",
+        "%(count)d is a copy of another message",
+        "%(count)d are copies of other messages",
         "count",
     ),
     "unconfirmed": ngettext_lazy(
         "%(count)d may have been delivered: an earlier requeue was not confirmed",
         "%(count)d may have been delivered: an earlier requeue was not confirmed",
+        "count",
+    ),
+    "worker_stopped": ngettext_lazy(
+        "%(count)d may have been handled: a worker stopped or lost its connection before it could say so",
+        "%(count)d may have been handled: their workers stopped or lost their connection before they could say so",
+        "count",
+    ),
+    "other_handler": ngettext_lazy(
+        "%(count)d would go to a handler that it was not made for",
+        "%(count)d would go to a handler that they were not made for",
         "count",
     ),
     "permanent": ngettext_lazy(
@@ -117,25 +147,41 @@ FINDING_TEXTS: Mapping[str, Any] = {
         "%(count)d are in queues that no handler of this project reads",
         "count",
     ),
+    "untaken": ngettext_lazy(
+        "%(count)d has a type that no handler of its queue takes: it would be parked again",
+        "%(count)d have types that no handler of their queues takes: they would be parked again",
+        "count",
+    ),
+    "twins": ngettext_lazy(
+        "%(count)d shares business key and type with another one, but not the content: perhaps one request, sent twice",
+        "%(count)d share business key and type with another one, but not the content: perhaps one request, sent twice",
+        "count",
+    ),
     "duplicates": ngettext_lazy(
         "%(count)d shares a business key with another one: sent oldest first, one at a time",
         "%(count)d share a business key with another one: sent oldest first, one at a time",
         "count",
     ),
     "key_processed": ngettext_lazy(
-        "%(count)d has the business key of another message, which was processed after a requeue",
-        "%(count)d have the business keys of other messages, which were processed after a requeue",
+        "%(count)d has the business key of another message, which was handled or is on its way",
+        "%(count)d have the business keys of other messages, which were handled or are on their way",
         "count",
     ),
     "edited": ngettext_lazy("%(count)d is sent as it was edited", "%(count)d are sent as they were edited", "count"),
 }
 """All findings, the gravest first. Those that are an ``ItemReason`` leave messages out, the others are remarks."""
 INCLUDABLE = (
-    *("under_way", "on_hold", "succeeded", "discarded", "key_discarded", "discard_missed"),
-    *("blocks_listed", "copies", "unconfirmed", "permanent", "late", "unhandled", "duplicates"),
+    *("under_way", "on_hold", "succeeded", "discarded", "restored", "key_discarded", "discard_missed"),
+    *("discard_asked", "edit_asked", "blocks_listed", "copies", "unconfirmed", "worker_stopped", "other_handler"),
+    *("permanent", "late", "unhandled", "untaken", "duplicates"),
 )
 """The findings that the operator can override."""
-DECIDED = ("gone", "resolved", "changed", "on_hold")
+RISKY = (
+    *("succeeded", "discarded", "restored", "key_discarded", "discard_missed", "discard_asked"),
+    *("copies", "unconfirmed", "worker_stopped", "other_handler"),
+)
+"""The findings whose messages, if they are included, may do harm that nobody can undo, such as a second payment."""
+DECIDED = ("gone", "resolved", "changed", "on_hold", "restored")
 """The findings on messages about which somebody has decided: a preview says who."""
 
 
@@ -163,10 +209,37 @@ class RequeueFinding:
     """A few of the messages: the record's number, and its business key or ID."""
     decisions: Sequence[tuple[int, str, str]] = ()
     """What was decided on a few of them: the number, the name and the sentence."""
+    detail: str = ""
+    """What applies to all of them, in a sentence."""
+    handled: bool = False
+    """True if what some of them request was done already."""
+    warns: bool = False
+    """True for a remark on messages of which some may be better left out, which no check can know."""
+    later: Sequence[str] = ()
+    """The ids of those that one button leaves out, so that of each request one is sent."""
 
     @property
     def includable(self) -> bool:
         return self.name in INCLUDABLE
+
+    @property
+    def overruled(self) -> bool:
+        """True if its messages would be left out, had the operator not included them."""
+        return self.includable and self.name in ItemReason.values and not self.left_out
+
+    @property
+    def later_text(self) -> str:
+        """The same as text."""
+        return text_of_keys(self.later)
+
+    @property
+    def risk(self) -> str:
+        """What sending these messages may do, if they are sent although it may do harm; else empty."""
+        if self.left_out or self.name not in RISKY:
+            return ""
+        if self.name == "other_handler":
+            return _("sent there all the same")
+        return _("sending them does it again") if self.handled else _("sending them may do it twice")
 
     @property
     def sentence(self) -> str:
@@ -202,9 +275,27 @@ class RequeueReport:
         return self.total - self.sendable
 
     @property
+    def only_reason(self) -> str:
+        """The name of the finding for which all messages are left out; empty if there are several, or some are sent."""
+        why = [one for one in self.findings if one.left_out]
+        return why[0].name if len(why) == 1 and why[0].count == self.total > self.sendable == 0 else ""
+
+    @property
+    def risky(self) -> bool:
+        """True if messages are sent that may do harm."""
+        return any(one.risk for one in self.findings)
+
+    @property
     def under_way(self) -> int:
         """The messages that are left out because another run sends them."""
         return sum(one.count for one in self.findings if one.name == "under_way" and one.left_out)
+
+
+def lacks_reason_for_risk(found: RequeueReport, reason: str) -> str:
+    """Return why a person who sends messages that may do harm needs a reason; empty if none is lacking."""
+    if reason.strip() or not found.risky:
+        return ""
+    return _("Enter a reason: messages are included that a check had left out.")
 
 
 GROUPED = frozenset({"group", "failed_of_run", "unsent_of_run", LISTED})
@@ -230,25 +321,24 @@ def report(selection: Selection, terms: RequeueTerms | None = None) -> RequeueRe
     if sendable == totals.sums["total"]:
         refused = Q()
     sent = rows.exclude(refused) if refused else rows
-    keys, shared = duplicates(sent, sendable)
-    findings = [
-        _explained(
-            _finding(name, totals.sums[name], rows.filter(_told_of(name, condition, objections)), left_out), selection
-        )
-        for name, condition in shown.items()
-        if totals.sums[name]
-    ]
+    shared = same_keys(sent, sendable)
+    counted = {name: condition for name, condition in shown.items() if totals.sums[name]}
+    if totals.sums["total"] > 1:
+        counted = {name: _told_of(name, condition, objections) for name, condition in counted.items()}
+    told = {name: rows.filter(condition) for name, condition in counted.items()}
     if gone := max(selection.count - totals.sums["total"], 0):
-        findings.insert(0, _finding("gone", gone, left_meanwhile(selection, totals.sums["total"]), ["gone"]))
-    if keys:
-        # Search the table of business keys, which has an index: the message's own column has none.
-        named = BusinessKey.objects.using(rows.db).filter(value__in=keys).values("message")
-        alike = sent.filter(pk__in=named, business_key__in=keys)
-        findings.append(_finding("duplicates", shared, alike, left_out))
+        told = {"gone": left_meanwhile(selection, totals.sums["total"]), **told}
+    counts, examples = {**totals.sums, "gone": gone}, _examples(told)
+    findings = [
+        _explained(_finding(name, counts[name], examples[name], [*left_out, "gone"]), selection, terms, having)
+        for name, having in told.items()
+    ]
+    findings += _of_same_keys(shared, sent)
     if 0 < sendable <= MOST_SORTED:
-        processed = sent.exclude(business_key="").filter(_of_key_of(Q(state=State.PROCESSED)))
-        count = processed.count()
-        findings += [_finding("key_processed", count, processed, left_out)] if count else []
+        done = sent.exclude(business_key="").filter(_of_key_of(SENT & ~Q(pk=OuterRef("pk"))))
+        count = done.count()
+        some = _examples({"key_processed": done})["key_processed"] if count else ()
+        findings += [replace(_finding("key_processed", count, some, left_out), warns=True)] if count else []
     released = released_by(sent) if sendable else Released()
     return RequeueReport(
         total=totals.sums["total"],
@@ -270,6 +360,20 @@ def _impossible(selection: Selection) -> Collection[str]:
     if selection.named or selection.request:
         return ()
     return {*(["resolved"] if states <= {*OPEN} else []), *([] if State.ON_HOLD in states else ["on_hold"])}
+
+
+def _of_same_keys(shared: SameKeys, sent: QuerySet[ParkedMessage]) -> list[RequeueFinding]:
+    """Return the remarks on messages that share a key; those that may be one request are named, each with its time."""
+    if not shared.keys:
+        return []
+    if shared.twins:
+        twins = twins_among(sent, list(shared.twins))
+        named = tuple(one[:2] for one in twins.examples)
+        found = _finding("twins", shared.twin_count, named, ())
+        remark = _finding("duplicates", shared.count, named, ())
+        return [replace(found, warns=True, decisions=twins.examples, later=twins.later), remark]
+    examples = _examples({"duplicates": with_keys(sent, shared.keys)})["duplicates"]
+    return [replace(_finding("duplicates", shared.count, examples, ()), warns=shared.twins is None)]
 
 
 class _Totals(NamedTuple):
@@ -299,14 +403,14 @@ def _totals(
     )
     spans = {"count": Count("*"), "oldest": Min("parked_at"), "newest": Max("parked_at")}
     parts: list[Any] = list(rows.annotate(held=held).values(*by, "held").annotate(**spans))
-    handled = {*_handled_queues()}
+    handled, alone = {*_handled_queues()}, sum(part["count"] for part in parts) == 1
     sums, queues, groups = Counter(dict.fromkeys(("total", "sendable", *shown), 0)), Counter[str](), Counter[int]()
     for part in parts:
         found = {name for name, bit in bits.items() if part["held"] & bit}
         if part["queue"] not in handled:
             found |= {"unhandled" if part["queue"] else "no_queue"} & shown.keys()
         sendable = part["count"] if found.isdisjoint(left_out) else 0
-        told = dict.fromkeys(_told(found, left_out), part["count"])
+        told = dict.fromkeys(_told(found, left_out, alone=alone), part["count"])
         sums.update({**told, "total": part["count"], "sendable": sendable})
         queues[part["queue"]] += sendable
         groups[part.get("group", 0)] += part["count"]
@@ -319,14 +423,17 @@ def _totals(
     )
 
 
-def _told(found: Collection[str], left_out: Sequence[str]) -> set[str]:
+def _told(found: Collection[str], left_out: Sequence[str], *, alone: bool) -> set[str]:
     """Return the findings that count a message: the gravest reason to leave it out, or else its remarks.
 
-    What the operator has included counts beside a reason that they can include, too: its button takes that back.
+    What the operator has included counts beside a reason that they can include, too: its button takes that back. If
+    the message is alone, all of its reasons are told, because each of them has to be included.
     """
     why = next((name for name in left_out if name in found), None)
     if why is None:
         return {*found}
+    if alone and why in INCLUDABLE:
+        return {*found}.intersection({*left_out, *INCLUDABLE})
     included = {*found}.intersection(INCLUDABLE).difference(left_out) if why in INCLUDABLE else set[str]()
     return {why} | included
 
@@ -343,8 +450,11 @@ def _told_of(name: str, condition: Q, objections: Sequence[tuple[ItemReason, Q]]
     return condition & ~_refused(others) if others else condition
 
 
-def conditions(selection: Selection, terms: RequeueTerms) -> Mapping[str, Q]:
-    """Return the condition of each finding, in the order in which findings are displayed."""
+def conditions(selection: Selection, terms: RequeueTerms, *, copies: Q | None = None) -> Mapping[str, Q]:
+    """Return the condition of each finding, in the order in which findings are displayed.
+
+    That of ``copies`` takes several queries, unless it is given.
+    """
     now = database_clock.now(records_alias())
     findings = {
         "resolved": ~Q(state__in=OPEN),
@@ -355,10 +465,13 @@ def conditions(selection: Selection, terms: RequeueTerms) -> Mapping[str, Q]:
         "succeeded": Q(succeeded_at__isnull=False),
         # A message that is discarded now has the time of its discard, too, and did not arrive again.
         "discarded": Q(discarded_at__isnull=False, state__in=OPEN),
+        "restored": RESTORED,
         "key_discarded": _of_discarded_key(),
         "discard_missed": missed_discards.waiting(),
-        "copies": _copies(selection, now),
+        **awaited.conditions(),
+        "copies": _copies(selection, now) if copies is None else copies,
         "unconfirmed": Q(unconfirmed=True),
+        "worker_stopped": may_have_run(terms.target),
         "permanent": Q(reason__in=PERMANENT_REASONS) & ~_edited_since(),
     }
     if blockers := blockers_of_listed(selection):
@@ -368,7 +481,11 @@ def conditions(selection: Selection, terms: RequeueTerms) -> Mapping[str, Q]:
         findings["late"] = older_than(now - timedelta(seconds=max_age))
     if terms.kept_back:
         findings["refused"] = Q(pk__in=list(terms.kept_back))
-    if not terms.target:
+    if nobodys := untaken(terms.target):
+        findings["untaken"] = nobodys
+    if terms.target:
+        findings["other_handler"] = strangers(terms.target)
+    else:
         findings["no_queue"] = Q(queue="")
         findings["unhandled"] = ~Q(queue="") & ~Q(queue__in=_handled_queues())
     return findings
@@ -381,15 +498,20 @@ def _handled_queues() -> list[str]:
 def sends_any(group: int, terms: RequeueTerms | None = None) -> bool:
     """Return True if a requeue of this error group would send one of its latest parked messages; others are not read.
 
-    This needs one query, whatever the size of the group.
+    This needs few queries, whatever the size of the group. Only a message with siblings can be a copy, so these are
+    compared only if no other message would be sent.
     """
+    terms, now = terms or RequeueTerms(), database_clock.now(records_alias())
     parked = {"group": group, "state": [State.PARKED.value]}
-    selection = Selection(filter=parked, as_of=database_clock.now(records_alias()), count=0)
-    refused = _refused(reasons(selection, terms or RequeueTerms()))
+    known = conditions(Selection(filter=parked, as_of=now, count=0), terms, copies=Q(pk__in=()))
     rows = ParkedMessage.objects.using(records_alias()).filter(group=group, state=State.PARKED)
-    left_out = Case(When(refused, then=Value(1)), default=Value(0), output_field=IntegerField())
-    latest = rows.order_by("-parked_at", "-pk").annotate(left_out=left_out).values_list("left_out", flat=True)
-    return not all(latest[:LATEST_MESSAGES])
+    left_out = When(_refused(_objections(known, terms)), then=Value(None))
+    sibling = Case(left_out, default=F("has_siblings"), output_field=BooleanField())
+    newest = rows.order_by("-parked_at", "-pk").annotate(sibling=sibling).values_list("pk", "sibling")
+    sent = {pk: sibling for pk, sibling in newest[:LATEST_MESSAGES] if sibling is not None}
+    if not sent or "copies" in terms.include or not all(sent.values()):
+        return bool(sent)
+    return rows.filter(pk__in=sent).exclude(_copies(Selection.of_filter(parked), now)).exists()
 
 
 def first_sendable(selection: Selection, terms: RequeueTerms) -> int | None:
@@ -424,48 +546,14 @@ def older_than(moment: datetime) -> Q:
     return Q(published_at__lt=moment) | by_failure | Q(published_at=None, failed_at=None, parked_at__lt=moment)
 
 
-def duplicates(rows: QuerySet[ParkedMessage], count: int) -> tuple[list[str], int]:
-    """Return some business keys that several of these messages share, and the number of messages that share any key.
-
-    All of the rows are open; ``count`` is how many there are.
-    """
-    if count < 2:  # noqa: PLR2004 - two can share a key
-        return [], 0
-    named = rows.exclude(business_key="").order_by()
-    keys = shared_keys() if count > MOST_SORTED else None
-    if keys is None:
-        shared = _shared(named)
-        messages = shared.aggregate(messages=Sum("n"))["messages"] or 0
-        return list(shared.values_list("business_key", flat=True)[:SHOWN_EXAMPLES] if messages else ()), messages
-    # Each query evaluates the whole filter, so there is only one if a statement may have that many parameters.
-    most = connections[rows.db].features.max_query_params
-    at_once = KEYS_AT_ONCE if most and most < 2 * MOST_SHARED else MOST_SHARED
-    counts: dict[str, int] = {}
-    for some in with_one_of(named, "business_key", keys, most=at_once):
-        counts.update(_shared(some).values_list("business_key", "n"))
-    return sorted(counts)[:SHOWN_EXAMPLES], sum(counts.values())
-
-
-def shared_keys() -> list[str] | None:
-    """Return the business keys of several open messages, read from an index; None if they are too many."""
-    named = ParkedMessage.objects.using(records_alias()).filter(business_key__gt="", state__in=OPEN).order_by()
-    # Count("pk") would need a column that the index does not have.
-    shared = named.values("business_key").annotate(n=Count("*")).filter(n__gt=1)
-    keys = list(shared.values_list("business_key", flat=True)[: MOST_SHARED + 1])
-    return None if len(keys) > MOST_SHARED else keys
-
-
-def _shared(rows: QuerySet[ParkedMessage]) -> Any:
-    return rows.values("business_key").annotate(n=Count("pk")).filter(n__gt=1).order_by("business_key")
-
-
 def discard_findings(selection: Selection, rows: QuerySet[ParkedMessage]) -> list[RequeueFinding]:
     """Return why a discard of some messages of a request leaves some of them out."""
-    gone, still_open = max(selection.count - selection.queryset().count(), 0), Q(state__in=OPEN)
+    gone, still_open = max(selection.count - selection.queryset().count(), 0), discardable()
     left_out = {"resolved": ~still_open, "changed": still_open & changed(selection)}
     found = [(name, rows.filter(condition)) for name, condition in left_out.items()]
     counted = [("gone", gone, rows.none()), *((name, some.count(), some) for name, some in found)]
-    return [_finding(name, count, some, left_out=[name]) for name, count, some in counted if count]
+    examples = _examples({name: some for name, count, some in counted if count})
+    return [_finding(name, count, examples[name], left_out=[name]) for name, count, _some in counted if count]
 
 
 def changed(selection: Selection) -> Q:
@@ -544,19 +632,51 @@ def still_permanent(message: ParkedMessage) -> bool:
     return message.reason in PERMANENT_REASONS and rows.exists()
 
 
-def _finding(name: str, count: int, rows: QuerySet[ParkedMessage], left_out: Collection[str]) -> RequeueFinding:
+Examples = tuple[tuple[int, str], ...]
+
+
+def _examples(told: Mapping[str, QuerySet[ParkedMessage]]) -> dict[str, Examples]:
+    """Return a few messages of each finding, those parked last: by one query, where a database can unite them."""
+    columns = ("finding", "parked_at", "pk", "business_key", "message_id")
     # This is the order of the indexes of groups, queues and types, so a few rows are enough to find examples.
-    some = rows.order_by("-parked_at", "-pk").values_list("pk", "business_key", "message_id")[:SHOWN_EXAMPLES]
-    return RequeueFinding(
-        name=name,
-        count=count,
-        left_out=name in left_out,
-        examples=tuple((pk, key or named or f"#{pk}") for pk, key, named in some),
-    )
+    some: list[Any] = [
+        rows.order_by("-parked_at", "-pk").annotate(finding=Value(name)).values_list(*columns)[:SHOWN_EXAMPLES]
+        for name, rows in told.items()
+    ]
+    if len(some) > 1 and connections[some[0].db].features.supports_slicing_ordering_in_compound:
+        some = [some[0].union(*some[1:], all=True)]
+    found: dict[str, list[tuple[Any, ...]]] = {name: [] for name in told}
+    for name, *row in chain.from_iterable(some):
+        found[name].append(tuple(row))
+    return {
+        name: tuple((pk, key or named or f"#{pk}") for _at, pk, key, named in sorted(of_name, reverse=True))
+        for name, of_name in found.items()
+    }
 
 
-def _explained(finding: RequeueFinding, selection: Selection) -> RequeueFinding:
-    """Return the finding with why its examples have it, if that is another thing for each."""
+def _finding(name: str, count: int, examples: Examples, left_out: Collection[str]) -> RequeueFinding:
+    return RequeueFinding(name=name, count=count, left_out=name in left_out, examples=examples)
+
+
+def _explained(
+    finding: RequeueFinding, selection: Selection, terms: RequeueTerms, rows: QuerySet[ParkedMessage]
+) -> RequeueFinding:
+    """Return the finding with why its messages have it, or why each of its examples does."""
+    details: dict[str, Callable[[], str]] = {
+        "other_handler": lambda: who_takes(terms.target, rows),
+        "no_queue": lambda: _("Name the queue that it goes to."),
+        "unhandled": lambda: why_unread(rows),
+        "untaken": lambda: why_untaken(terms.target, rows),
+        **{name: partial(awaited.who_asked, name) for name in awaited.FINDINGS},
+    }
+    if finding.name in details:
+        return replace(finding, detail=details[finding.name]())
+    if finding.name == "copies":
+        sent = one_of("pk", list(_under_way()), using=records_alias())
+        told, handled = fates(rows, finding.count, sent, database_clock.now(records_alias()))
+        return replace(finding, detail=told, handled=handled)
+    if finding.name == "succeeded":
+        return replace(finding, handled=True)
     if finding.name == "discard_missed":
         return replace(finding, decisions=missed_discards.sentences(finding.examples))
     if finding.name != "blocks_listed":

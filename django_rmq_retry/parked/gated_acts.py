@@ -12,7 +12,6 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.models import ApprovalRequest, GatedAct, OutboxMessage, ParkedMessage
-from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked import edit, edit_many, queue_pauses, requeue
 from django_rmq_retry.parked.actions import change_slice, discarding, slice_of
 from django_rmq_retry.parked.database import locked_messages
@@ -31,6 +30,7 @@ from django_rmq_retry.parked.operators import (
     requeue_refusal,
 )
 from django_rmq_retry.parked.outbox_actions import discard_outbox, failing
+from django_rmq_retry.parked.overdue import discardable
 from django_rmq_retry.parked.requeue_options import RequeueOptions
 
 
@@ -146,7 +146,7 @@ class DiscardAct(Gated):
         return DiscardPreview(findings=findings, rows=meant, discards=meant.count())
 
     def _meant(self, wish: Wish, rows: QuerySet[ParkedMessage]) -> QuerySet[ParkedMessage]:
-        return rows.filter(state__in=OPEN).exclude(changed(wish.selection))
+        return rows.filter(discardable()).exclude(changed(wish.selection))
 
     def carry_out(self, approved: Approved) -> None:
         """Let the slices follow, each in a transaction of its own: they may be many."""

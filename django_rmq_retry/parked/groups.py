@@ -31,9 +31,10 @@ count_minutes = BulkCount(ParkedMinute, ("group_id", "minute", "new", "count"))
 GROWTH, GROWTH_SPAN = 2, timedelta(minutes=5)
 """The new messages in the last minutes from which a group grows: a single one is an event, and no growth.
 
-Copies that a requeue sent, and that failed again, are no new ones. They are counted by the minute, the present one
-included, so over up to a minute less than this span: texts say since when.
+Copies that a requeue sent, and that failed again, are no new ones. Minutes are counted: texts say since which one.
 """
+BURST_TOLD = timedelta(hours=1)
+"""The time after its last new failure for which the number of a burst is told; the most that is added up for it."""
 STILL_GROWS = timedelta(minutes=1)
 """The time after its last failure, a new one or one again, for which a group still grows."""
 
@@ -85,10 +86,12 @@ class _Change:
     """Times at which messages were parked that had not been parked before."""
     again: list[datetime] = field(default_factory=list)
     """Times at which messages were parked again."""
+    copies: list[datetime] = field(default_factory=list)
+    """Times at which another copy of a message was parked that is parked: no message more."""
 
     @property
     def seen(self) -> list[datetime]:
-        return self.new + self.again
+        return self.new + self.again + self.copies
 
 
 @dataclass(slots=True)
@@ -110,6 +113,9 @@ class GroupTally:
     def arrived(self, group: int, at: datetime, *, new: bool = False) -> None:
         change = self.changes[group]
         (change.new if new else change.again).append(at)
+
+    def copied(self, group: int, at: datetime) -> None:
+        self.changes[group].copies.append(at)
 
     def failed_again(self, group: int) -> None:
         self.changes[group].counters["failed_again"] += 1
@@ -197,8 +203,11 @@ def _change(group: int, actor: Actor, action: Action, changes: Mapping[str, obje
 
 
 def still_failing(group: ErrorGroup) -> int:
-    """Return how many of its open messages have failed again: what was processed or discarded since is none."""
-    again = ParkedMessage.objects.filter(group=group.pk, state__in=OPEN, cycle__gt=1)
+    """Return how many of its open messages have failed again: what was processed or discarded since is none.
+
+    One whose requeue was not confirmed has begun another cycle, and may not have been handled in it.
+    """
+    again = ParkedMessage.objects.filter(group=group.pk, state__in=OPEN, cycle__gt=1, unconfirmed=False)
     # The counter of the group has never less; it limits the look at a large group that has had none.
     return again.order_by()[: group.failed_again].count() if group.failed_again else 0
 
@@ -220,7 +229,7 @@ def origins_of(groups: Collection[int]) -> dict[int, list[Origin]]:
 
 
 def grows(newest: int, last_new: datetime, now: datetime) -> bool:
-    """Return True if a group grows; ``newest`` is the number of its new messages since ``growth_began``.
+    """Return True if a group grows; ``newest`` is the number of new messages of its last burst.
 
     A message that was requeued and fails again is no new one, so it does not make a group grow.
     """
@@ -237,9 +246,18 @@ def minute_of(at: datetime) -> datetime:
     return at.replace(second=0, microsecond=0)
 
 
-def growth_began(now: datetime) -> datetime:
-    """Return the first of the minutes whose new messages make a group grow."""
-    return minute_of(now) + MINUTE - GROWTH_SPAN
+def burst_of(counts: Mapping[datetime, int]) -> tuple[int, datetime | None]:
+    """Return the last burst of new messages: their number, and its first minute; ``counts`` has those of each minute.
+
+    It began with the first one since which no more than ``GROWTH_SPAN`` passed without one, so the number of an
+    outage gets no smaller while it lasts, nor after its end.
+    """
+    number, began = 0, None
+    for minute in sorted(counts, reverse=True):
+        if began is not None and began - minute >= GROWTH_SPAN:
+            break
+        number, began = number + counts[minute], minute
+    return number, began
 
 
 class Lately(NamedTuple):
@@ -250,9 +268,9 @@ class Lately(NamedTuple):
     counts: Mapping[int, Sequence[int]]
     """The messages of each group in each bucket."""
     newest: Mapping[int, int]
-    """The new messages of each group since ``growth_began``."""
+    """The new messages of the last burst of each group."""
     began: Mapping[int, datetime]
-    """The first minute in which they were parked, of each group that has some."""
+    """Its first minute, of each group that has one."""
 
 
 def parked_lately(groups: Iterable[int], *, buckets: int = BUCKETS) -> Lately:
@@ -260,13 +278,18 @@ def parked_lately(groups: Iterable[int], *, buckets: int = BUCKETS) -> Lately:
     end = minute_of(database_clock.now(records_alias())) + MINUTE
     starts = tuple(end - BUCKET * (buckets - place) for place in range(buckets))
     counts = {group: [0] * buckets for group in groups}
-    newest = dict.fromkeys(counts, 0)
-    grown_since, began = growth_began(end - MINUTE), dict[int, datetime]()
-    recent = ParkedMinute.objects.filter(group__in=list(counts), minute__gte=starts[0]).order_by()
+    new_ones: defaultdict[int, Counter[datetime]] = defaultdict(Counter)
+    first = end - BURST_TOLD
+    recent = ParkedMinute.objects.filter(group__in=list(counts), minute__gte=min(first, starts[0])).order_by()
+    places: dict[datetime, int] = {}
     for group, minute, new, count in recent.values_list("group", "minute", "new", "count"):
-        # By the clock of a worker that is ahead, a message may be parked later than now.
-        counts[group][min((minute - starts[0]) // BUCKET, buckets - 1)] += count
-        if new and count and minute >= grown_since:
-            newest[group] += count
-            began[group] = min(began.get(group, minute), minute)
-    return Lately(starts, counts, newest, began)
+        if (place := places.get(minute)) is None:
+            # By the clock of a worker that is ahead, a message may be parked later than now.
+            place = places[minute] = min((minute - starts[0]) // BUCKET, buckets - 1)
+        if place >= 0:
+            counts[group][place] += count
+        if new and count and minute >= first:
+            new_ones[group][minute] += count
+    bursts = {group: burst_of(new_ones[group]) for group in counts}
+    newest = {group: number for group, (number, _began) in bursts.items()}
+    return Lately(starts, counts, newest, {group: began for group, (_n, began) in bursts.items() if began})

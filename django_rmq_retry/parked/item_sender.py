@@ -12,9 +12,12 @@ from django_rmq_retry.parked.claims import Claim, ClaimResult, claim, claim_life
 from django_rmq_retry.parked.copies import copies_of, publish
 from django_rmq_retry.parked.database import locked_run, transaction_of
 from django_rmq_retry.parked.lease import RunLease
-from django_rmq_retry.parked.next_items import Choice
+from django_rmq_retry.parked.next_items import ItemChoice
 from django_rmq_retry.parked.pace import SLICE_SECONDS, Clock, RunPace, restart_rate
 from django_rmq_retry.publishing.target_queues import TargetQueues
+
+TOO_LATE = unsent(Cause.TIMEOUT, "its claim is about to expire")
+"""The result of a message that is not published, because another driver may take it before its result is known."""
 
 
 class ItemSender:
@@ -33,14 +36,18 @@ class ItemSender:
         # Send a single message if the broker was just unreachable or did not confirm, or if the canary has no result.
         doubtful = self._unconfirmed_slices or run.wait == RunWait.BROKER_AWAY or run.awaits_canary
         depths = _Depths(self._targets)
-        choice = Choice(run, 1 if doubtful else room, partial(depths.room, run.max_depth))
+        choice = ItemChoice(run, 1 if doubtful else room, partial(depths.room, run.max_depth))
         if choice.blocked:
             _skip(run.pk, choice.blocked)
         if not choice.items:
             return self._idle(run, choice, depths)
         begun = self._clock()
         claims = claim(run.pk, self._lease.driver, choice.items, copies_of)
-        results = self._publish(run, claims, begun)
+        if self._clock() - begun + self._timeout > claim_lifetime() * 0.75:
+            # The database took long to answer, or the process was suspended. That says nothing of the broker.
+            store_results(run.pk, [ClaimResult(claim=one, result=TOO_LATE) for one in claims])
+            return SLICE_SECONDS
+        results = publish(claims, timeout=self._timeout, quiet=partial(self._keep, run))
         store_results(run.pk, results)
         self._pace.spend(len(claims))
         self._judge(run, claims, results)
@@ -51,13 +58,6 @@ class ItemSender:
 
     def close(self) -> None:
         """Do nothing: nothing is held between two slices."""
-
-    def _publish(self, run: RequeueRun, claims: Sequence[Claim], begun: float) -> list[ClaimResult]:
-        """Publish the claims, or nothing if the process was suspended for so long that they are about to expire."""
-        if self._clock() - begun + self._timeout > claim_lifetime() * 0.75:
-            late = unsent(Cause.TIMEOUT, "its claim is about to expire")
-            return [ClaimResult(claim=one, result=late) for one in claims]
-        return publish(claims, timeout=self._timeout, quiet=partial(self._keep, run))
 
     def _keep(self, run: RequeueRun) -> None:
         """Keep the run while the results of its claims are waited for, and note it if the broker is away.
@@ -88,7 +88,7 @@ class ItemSender:
         elif PublishEnd.NACKED in outcomes:
             self._lease.note_wait(run, RunWait.QUEUE_FULL)
 
-    def _idle(self, run: RequeueRun, choice: Choice, depths: "_Depths") -> float | None:
+    def _idle(self, run: RequeueRun, choice: ItemChoice, depths: "_Depths") -> float | None:
         if choice.waits_for_queue and depths.unknown:
             self._lease.note_wait(run, RunWait.BROKER_AWAY if depths.away else RunWait.DEPTH_UNKNOWN)
         elif choice.waits_for_queue:

@@ -7,7 +7,7 @@ anywhere.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from django.db.models import Count, Exists, F, Max, OuterRef, Q, QuerySet, Subquery
 from django.utils.translation import gettext as _
@@ -30,13 +30,14 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.runs import ACTIVE, RUN_COUNTERS, STILL_TO_SEND
 from django_rmq_retry.parked.database import locked_run, records_alias, transaction_of
 from django_rmq_retry.parked.lease import run_of_driver
+from django_rmq_retry.parked.overdue import OUTCOME_LIMIT
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.statements import with_one_of
 from django_rmq_retry.wording import number
 
-OUTCOME_LIMIT = timedelta(hours=1)
-"""Time to wait for the outcome of a sent message; then its business key counts as failed, and its run may end."""
 MOST_UNSENT_COUNTED = 1000
+MOST_WAITING_READ = 1000
+"""The most messages without an outcome whose queues are looked at."""
 MOST_STOPPED = 20
 """The latest stopped runs among which those of a group are looked for."""
 MOST_STOPPED_ON_OPEN_PAGES = 5
@@ -47,6 +48,14 @@ SKIPPED_AT_ONCE = 2000
 
 def pending(run_id: int) -> QuerySet[RequeueItem]:
     return RequeueItem.objects.using(records_alias()).filter(run=run_id, state=ItemState.PENDING).order_by("place")
+
+
+def waiting_in(run: RequeueRun) -> list[str]:
+    """Return the queues in which messages of a run wait for an outcome, sorted."""
+    if one := run.retries_of or run.target:
+        return [one]
+    waiting = run.items.using(records_alias()).filter(state=ItemState.SENT).order_by("place")
+    return sorted(set(waiting.values_list("message__queue", flat=True)[:MOST_WAITING_READ]))
 
 
 def groups_of_runs(groups: Iterable[int]) -> dict[int, RequeueRun]:
@@ -128,9 +137,9 @@ class LeftBehind:
 def unsent_of_stopped(run: RequeueRun, *, among: QuerySet[ParkedMessage] | None = None) -> int:
     """Return how many messages a stopped run has not sent that are still parked; above a limit, one more than it.
 
-    Those that an active run is to send do not count. Up to the limit they are read by their numbers: a join of both
-    tables reads each pair of rows if the database has no statistics yet, as it has not a few minutes after thousands
-    were parked.
+    Those that another run is to send, or has sent since, do not count. Up to the limit they are read by their numbers:
+    a join of both tables reads each pair of rows if the database has no statistics yet, as it has not a few minutes
+    after thousands were parked.
     """
     if run.state != RunState.STOPPED or run.retries_of or not run.skipped:
         return 0
@@ -139,22 +148,23 @@ def unsent_of_stopped(run: RequeueRun, *, among: QuerySet[ParkedMessage] | None 
     parked = rows.filter(state=State.PARKED)
     if len(numbers) > MOST_UNSENT_COUNTED and (among is None or parked.exists()):
         # Some of the first ones may have been resolved since, which says nothing of those behind them.
-        return 0 if _rest_is_taken(parked, numbers) else len(numbers)
-    return sum(some.count() for some in with_one_of(parked, "pk", _untaken(numbers)))
+        return 0 if _rest_is_taken(run, parked, numbers) else len(numbers)
+    return sum(some.count() for some in with_one_of(parked, "pk", _untaken(run, numbers)))
 
 
-def _untaken(numbers: Collection[int]) -> list[int]:
-    """Return those of these messages that no active run is to send."""
-    items = RequeueItem.objects.using(records_alias()).filter(state__in=STILL_TO_SEND, run__state__in=ACTIVE)
+def _untaken(run: RequeueRun, numbers: Collection[int]) -> list[int]:
+    """Return those of these messages of a stopped run that no active run is to send, and no later one has sent."""
+    sent, to_send = Q(run__gt=run.pk, sent_at__isnull=False), Q(state__in=STILL_TO_SEND, run__state__in=ACTIVE)
+    items = RequeueItem.objects.using(records_alias()).filter(sent | to_send)
     taken = {
         one for some in with_one_of(items, "message_id", numbers) for one in some.values_list("message_id", flat=True)
     }
     return [one for one in numbers if one not in taken]
 
 
-def _rest_is_taken(parked: QuerySet[ParkedMessage], numbers: Collection[int]) -> bool:
-    """Return True if active runs are to send some of these messages, and all that are still parked."""
-    left = _untaken(numbers)
+def _rest_is_taken(run: RequeueRun, parked: QuerySet[ParkedMessage], numbers: Collection[int]) -> bool:
+    """Return True if other runs send, or have sent, some of these messages, and all that are still parked."""
+    left = _untaken(run, numbers)
     return len(left) < len(numbers) and not any(some.exists() for some in with_one_of(parked, "pk", left))
 
 
@@ -169,7 +179,7 @@ def left_behind(rows: QuerySet[ParkedMessage], groups: Collection[int]) -> list[
     """Return what lately stopped runs have not sent of these parked messages, which are in these error groups.
 
     A run that was stopped ends on no page that somebody looks at later, and its messages look like any others: who
-    sends them without the reason of the stop may pay twice. What a later run is to send is no longer left behind.
+    sends them without the reason of the stop may pay twice. What a later run sends is no longer left behind.
     """
     stopped = _lately_stopped(MOST_STOPPED)
     mine = [run for run in stopped if any(cause in groups for cause, _count in run.causes)]
@@ -203,9 +213,9 @@ def _left_in(run: RequeueRun, oldest: Mapping[int, datetime | None]) -> Counter[
     numbers = _unsent(run)
     parked = ParkedMessage.objects.using(records_alias()).filter(state=State.PARKED, group__in=mine).order_by()
     if len(numbers) > MOST_UNSENT_COUNTED:
-        return Counter() if _rest_is_taken(parked, numbers) else Counter(dict.fromkeys(mine, len(numbers)))
+        return Counter() if _rest_is_taken(run, parked, numbers) else Counter(dict.fromkeys(mine, len(numbers)))
     counted = Counter[int]()
-    for some in with_one_of(parked, "pk", _untaken(numbers)):
+    for some in with_one_of(parked, "pk", _untaken(run, numbers)):
         counted.update(dict(some.values_list("group").annotate(count=Count("pk"))))
     return counted
 
@@ -297,7 +307,7 @@ def skip_unsent(run_id: int) -> bool:
     if mark is None:
         known.finished_at = now
         count(known)
-    known.save(using=using, update_fields=["skipped", "finished_at"])
+    known.save(using=using, update_fields=[*RUN_COUNTERS, "finished_at"])
     return mark is not None
 
 
@@ -310,8 +320,14 @@ def recount(run_id: int) -> None:
 
 
 def count(run: RequeueRun) -> None:
-    counts = dict(run.parts.using(records_alias()).order_by().values_list("state").annotate(count=Count("pk")))
+    """Count the rows of a run. What it was asked to send and has no row for by its end is left out."""
+    counts = Counter(dict(run.parts.using(records_alias()).order_by().values_list("state").annotate(count=Count("pk"))))
     for state in (ItemState.PROCESSED, ItemState.FAILED, ItemState.UNCONFIRMED):
-        setattr(run, state.value, counts.get(state, 0))
-    run.sent = counts.get(ItemState.SENT, 0) + run.processed + run.failed
-    run.skipped = counts.get(ItemState.SKIPPED, 0) + run.not_taken
+        setattr(run, state.value, counts[state])
+    run.sent = counts[ItemState.SENT] + run.processed + run.failed
+    # Retries that match a filter may come while the run sends.
+    run.total = max(run.total, counts.total())
+    rest = run.total - counts.total()
+    # Of those that a run of retries may still send it is known how many became due: no row tells of them.
+    gone = rest if run.complete else min(run.skipped, rest) if run.retries_of else 0
+    run.skipped = counts[ItemState.SKIPPED] + gone

@@ -6,7 +6,6 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from django.db import transaction
 from django.db.models import Exists, OuterRef, QuerySet
 from django.utils.translation import gettext as _
 
@@ -15,15 +14,18 @@ from django_rmq_retry.models import BusinessKey, KeyList, ListedKey, ParkedMessa
 from django_rmq_retry.models.parked import folded
 from django_rmq_retry.models.runs import ACTIVE, NOT_ENDED
 from django_rmq_retry.parked.database import records_alias
-from django_rmq_retry.parked.elsewhere import Found, Room, places_of
+from django_rmq_retry.parked.elsewhere import places_of
+from django_rmq_retry.parked.found import Found, Room
+from django_rmq_retry.parked.nameless import with_contents
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import EXCEPT, LIST_USABLE, LISTED, number_in
-from django_rmq_retry.statements import KEYS_AT_ONCE, BulkInsert, in_slices, with_one_of
+from django_rmq_retry.statements import KEYS_AT_ONCE, BulkInsert, in_slices, with_one_of, writing
 
 MOST_FOUND = 50_000
 """Largest number of messages that the keys of one list may name."""
 TIDIED_LISTS = 100
 """Largest number of unused lists that are deleted when a new one is stored."""
+ON_WAY = (State.REQUEUEING, State.REQUEUED)
 insert = BulkInsert(ListedKey, ("list_id", "place", "value", "message"))
 
 Visible = Callable[[ParkedMessage], bool]
@@ -44,6 +46,11 @@ class KeyMatch:
     content: int | None = None
     """The number that copies of one message have in common."""
 
+    @property
+    def on_way(self) -> bool:
+        """True if a requeue run sends it or has sent it, so that it may be handled at any moment."""
+        return self.run is not None or self.state in ON_WAY
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
@@ -56,7 +63,11 @@ class Lookup:
     otherwise: Mapping[str, Sequence[KeyMatch]] = field(default_factory=dict)
     """For keys that were not found, the messages that have them as correlation id or as number."""
     elsewhere: Mapping[str, Sequence[Found]] = field(default_factory=dict)
-    """For keys without a record, where their messages are that were not parked: in the outbox, at a blocked key."""
+    """Where messages are that are not parked, in the order of the keys; those of records are left out."""
+    cut: bool = False
+    """True if there are more of them for a key."""
+    in_content: Mapping[str, Sequence[KeyMatch]] = field(default_factory=dict)
+    """For keys found nowhere else, parked messages without a business key in whose contents they stand."""
     limits: str = ""
     """Where else the keys without a record were looked for, and where not."""
 
@@ -72,7 +83,8 @@ class Lookup:
 
     @cached_property
     def missing(self) -> list[str]:
-        return [key for key in self.keys if not self._of(key) and key not in self.elsewhere]
+        found = self.elsewhere.keys() | self.in_content.keys()
+        return [key for key in self.keys if not self._of(key) and key not in found]
 
     @cached_property
     def several(self) -> list[str]:
@@ -97,7 +109,7 @@ class Lookup:
 
     def doubtful(self, states: Sequence[str]) -> list[str]:
         """Return the keys that match no parked message, or several in these states: an operator has to check each."""
-        return [*self.missing, *self.elsewhere, *self.twice(states)]
+        return list(dict.fromkeys([*self.missing, *self.elsewhere, *self.in_content, *self.twice(states)]))
 
     @cached_property
     def spaced(self) -> list[str]:
@@ -110,8 +122,8 @@ class Lookup:
 
     @property
     def complete(self) -> bool:
-        """True if each key names one parked message."""
-        return len(self.found) == len(self.keys)
+        """True if each key names one parked message, and none that is elsewhere."""
+        return len(self.found) == len(self.keys) and not self.elsewhere and not self.in_content
 
     def _of(self, key: str) -> Sequence[KeyMatch]:
         return self.matches.get(key, ())
@@ -201,7 +213,7 @@ def named_otherwise(missing: Sequence[str], seen: Visible | None = None) -> dict
 def store(keys: Sequence[str], actor: Actor, named: Mapping[str, Sequence[int]] | None = None) -> KeyList:
     """Store a list, with the records that its keys name now."""
     using, now, named = records_alias(), database_clock.now(records_alias()), named or {}
-    with transaction.atomic(using=using):
+    with writing(KeyList, using=using):
         _tidy(using)
         by_key = "" if actor.user_id is None else str(actor.user_id)
         stored = KeyList(created_at=now, by=actor.name, by_key=by_key, count=len(keys))
@@ -279,18 +291,32 @@ def current_matches(
     seen: Visible | None = None,
     rooms: Sequence[Room] = tuple(Room),
 ) -> Lookup:
-    """Return the current states of the messages that keys name; those without a record are looked for in the rooms."""
+    """Return the current states of the messages that keys name; what else they name is looked for in the rooms."""
     numbers = _visible({one for some in named.values() for one in some}, seen)
     known = _matches(sorted(numbers))
     matches = {key: [known[one] for one in named.get(key, ()) if one in known] for key in keys}
     lookup = Lookup(keys=keys, matches={key: some for key, some in matches.items() if some})
-    if not lookup.missing:
-        return lookup
     # A key that is only spelled otherwise has a record, whose message may also be in a handler.
-    spelled = alike(lookup.missing, seen)
-    unparked = places_of([key for key in lookup.missing if key not in spelled], rooms)
-    lookup = replace(lookup, alike=spelled, elsewhere=unparked.found, limits=unparked.limits)
+    spelled = alike(lookup.missing, seen) if lookup.missing else {}
+    unparked = places_of([key for key in keys if key not in spelled], rooms)
+    # Of one key or customer some messages may be parked, and others not.
+    own = lookup.matches.keys() - set(lookup.further)
+    named_by = {key: [one for one in some if not one.own or key not in own] for key, some in unparked.found.items()}
+    found = {key: named_by[key] for key in keys if named_by.get(key)}
+    lookup = replace(lookup, alike=spelled, elsewhere=found, cut=unparked.cut, limits=unparked.limits)
+    if lookup.missing:
+        lookup = replace(lookup, in_content=_in_contents(lookup.missing, seen))
     return replace(lookup, otherwise=named_otherwise(lookup.missing, seen)) if lookup.missing else lookup
+
+
+def _in_contents(keys: Sequence[str], seen: Visible | None) -> dict[str, list[KeyMatch]]:
+    """Return, for keys that are not stored, the messages without a key in whose contents they stand.
+
+    A list does not choose by them: only its operator can say that the text is the key of that message.
+    """
+    found = {key: [row for row in some if seen is None or seen(row)] for key, some in with_contents(keys).items()}
+    known = _matches(sorted({row.pk for some in found.values() for row in some}))
+    return {key: [known[row.pk] for row in found[key] if row.pk in known] for key in keys if found.get(key)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,17 +327,26 @@ class Excluded:
     messages: int
     missing: Sequence[str]
     alike: Mapping[str, Sequence[str]]
-    elsewhere: Mapping[str, KeyMatch]
-    """Keys whose messages are outside the selection, each with one of the messages."""
+    elsewhere: Mapping[str, Sequence[KeyMatch]]
+    """Keys whose messages are outside the selection, or some of them that may be handled, each with those outside."""
     several: Mapping[str, int]
     """Keys that exclude more than one message, each with the number of messages."""
     unparked: Mapping[str, Sequence[Found]] = field(default_factory=dict)
     """Keys whose messages were not parked, with where they are: nothing leaves these messages out."""
+    in_content: Mapping[str, Sequence[KeyMatch]] = field(default_factory=dict)
+    """Keys that stand in the contents of messages without a business key: nothing leaves these messages out either."""
+    records: frozenset[int] = frozenset()
+    """What the keys name, inside the selection or not."""
+
+    @property
+    def on_way(self) -> list[str]:
+        """Keys with messages outside the selection that may be handled at any moment: nothing leaves these out."""
+        return [key for key, some in self.elsewhere.items() if any(one.on_way for one in some)]
 
     @property
     def doubtful(self) -> list[str]:
-        """Keys that match no parked message, or several: an operator has to check each."""
-        return [*self.missing, *self.unparked, *self.several]
+        """Keys that match no parked message, several, or one that may be handled: an operator has to check each."""
+        return list(dict.fromkeys([*self.missing, *self.unparked, *self.in_content, *self.on_way, *self.several]))
 
 
 def excluded(
@@ -326,20 +361,26 @@ def excluded(
     visible = _visible({one for some in found.values() for one in some}, seen)
     named = {key: {one: among for one, among in some.items() if one in visible} for key, some in found.items()}
     counts = {key: sum(some.values()) for key, some in named.items()}
-    outside = {key: sorted(some) for key, some in named.items() if some and not counts[key]}
+    outside = {key: sorted(one for one, among in some.items() if not among) for key, some in named.items()}
     matches = _matches(sorted({one for some in outside.values() for one in some}))
+    beside = {key: [matches[one] for one in outside.get(key, ()) if one in matches] for key in keys}
     unknown = [key for key in keys if not named.get(key)]
     spelled = alike(unknown, seen) if unknown else {}
     unparked = places_of([key for key in unknown if key not in spelled], rooms).found
     missing = [key for key in unknown if key not in unparked]
+    in_content = _in_contents(missing, seen) if missing else {}
     return Excluded(
         keys=keys,
         messages=len({one for some in named.values() for one, among in some.items() if among}),
-        missing=missing,
+        missing=[key for key in missing if key not in in_content],
         alike=spelled,
-        elsewhere={key: matches[outside[key][0]] for key in keys if key in outside and outside[key][0] in matches},
+        elsewhere={
+            key: some for key, some in beside.items() if some and (not counts[key] or any(one.on_way for one in some))
+        },
         several={key: counts[key] for key in keys if counts.get(key, 0) > 1},
         unparked=unparked,
+        in_content=in_content,
+        records=frozenset(one for some in found.values() for one in some),
     )
 
 

@@ -14,6 +14,7 @@ MOST_TEXT = 4_000_000
 """Largest length of a pasted text, in characters."""
 CELL_SEPARATORS = ",;\t\uff0c\uff1b"
 SEPARATORS = f"{CELL_SEPARATORS}\r\n\v\f\x85\u2028\u2029"
+_APART = frozenset(SEPARATORS)
 TRIMMED = " \u00a0\u200b\u2060\ufeff"
 """Characters that are removed around a key: mail and office programs add them."""
 _ENTRY = re.compile(
@@ -122,7 +123,7 @@ def text_of_keys(keys: Iterable[str]) -> str:
 
 
 def _ambiguous(key: str) -> bool:
-    return key.startswith('"') or key != key.strip(TRIMMED) or any(char in SEPARATORS for char in key)
+    return key.startswith('"') or key != key.strip(TRIMMED) or not _APART.isdisjoint(key)
 
 
 def _quoted(key: str) -> str:

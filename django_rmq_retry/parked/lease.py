@@ -1,6 +1,6 @@
 """The lease of a driver on a run: while it lasts, no other driver has the run."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django.db.models import Q, QuerySet
 
@@ -23,17 +23,18 @@ class RunLease:
         self.run_id = run_id
         self.driver = short(driver, COLUMN_BYTES)
         self._mine = False
+        self._known: RequeueRun | None = None
 
     def renew(self) -> RequeueRun | None:
         """Return the run, or None if it needs no driver or another driver owns it."""
         now = database_clock.now(records_alias())
         free = Q(leased_until__isnull=True) | Q(leased_until__lt=now) | Q(driver=self.driver)
         rows = self._rows().filter(free, TO_DRIVE)
-        if not self._mine:
-            # Nobody sent meanwhile: a standstill says nothing about the rate.
-            rows.filter(beat_at__lt=now - RUN_LEASE).update(**restart_rate())
+        if self._known is None or self._known.is_silent(now):
+            _end_silence(rows, now)
         self._mine = bool(rows.update(driver=self.driver, leased_until=now + RUN_LEASE, beat_at=now))
-        return self._rows().filter(TO_DRIVE).first() if self._mine else None
+        self._known = self._rows().filter(TO_DRIVE).first() if self._mine else None
+        return self._known
 
     def release(self) -> None:
         """Leave the run to the next driver."""
@@ -51,6 +52,16 @@ class RunLease:
 
     def _rows(self) -> QuerySet[RequeueRun]:
         return RequeueRun.objects.using(records_alias()).filter(pk=self.run_id)
+
+
+def _end_silence(rows: QuerySet[RequeueRun], now: datetime) -> None:
+    """Note the time in which nothing was heard of the run, if there was one, and that its rate is measured anew."""
+    run = rows.exclude(beat_at=None).only("beat_at", "created_at", "silences", "wait").first()
+    if run is None or not run.is_silent(now):
+        return
+    # Nobody sent meanwhile: a standstill says nothing about the rate. One without a broker is noted as an outage.
+    silences = {} if run.wait == RunWait.BROKER_AWAY else {"silences": run.with_silence(now)}
+    rows.filter(beat_at=run.beat_at).update(**restart_rate(), **silences)
 
 
 def run_of_driver(run_id: int, driver: str, *states: RunState) -> RequeueRun | None:

@@ -38,7 +38,9 @@ def left_meanwhile(selection: Selection, now: int) -> QuerySet[ParkedMessage]:
     words = {name: value for name, value in selection.filter.items() if name != "state"}
     left = Q(requeued_at__gte=since) | Q(discarded_at__gte=since) | _held_since(since)
     left |= Q(state=State.PROCESSED, requeued_at=None, resolved_at__gte=since)
-    rows = narrowed(rows, words).filter(~Q(state__in=states) | Q(parked_at__gt=since), left, pk__lte=selection.max_id)
+    rows = narrowed(rows, words).filter(
+        ~Q(state__in=states) | Q(parked_at__gt=since) | Q(reopened_at__gt=since), left, pk__lte=selection.max_id
+    )
     return rows if rows.count() <= gone else rows.none()
 
 

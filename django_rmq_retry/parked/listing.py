@@ -56,19 +56,15 @@ def lists_at_once(selection: Selection) -> bool:
     return selection.named or selection.count <= LISTED_AT_ONCE
 
 
-def freeze(run: RequeueRun, selection: Selection, terms: RequeueTerms) -> None:
-    """Write all items in the order of sending; skipped ones get their reason immediately."""
-    _insert(run, selection.queryset().order_by(), selection, terms)
-    run.total = run.items.count()
-    count(run)
-    run.save(update_fields=["total", *RUN_COUNTERS])
+def freeze(run: RequeueRun, selection: Selection, terms: RequeueTerms) -> int:
+    """Write all items in the order of sending; skipped ones get their reason immediately. Return their number."""
+    return _insert(run, selection.queryset().order_by(), selection, terms)
 
 
-def postpone(run: RequeueRun, selection: Selection, _terms: RequeueTerms) -> None:
+def postpone(run: RequeueRun, selection: Selection, _terms: RequeueTerms) -> int:
     """Count the messages, and let the run's driver write their items; messages parked later are not included."""
-    run.total = run.listing_limit = selection.queryset().count()
-    run.wait = RunWait.LISTING
-    run.save(update_fields=["total", "wait", "listing_limit"])
+    run.listing_limit, run.wait = selection.queryset().count(), RunWait.LISTING
+    return run.listing_limit
 
 
 def add_left(run: RequeueRun, selection: Selection, left: Rows) -> None:
@@ -88,10 +84,8 @@ def add_left(run: RequeueRun, selection: Selection, left: Rows) -> None:
     }
     found = left.annotate(**values).values_list(*values)
     added = insert_found(RequeueItem, COLUMNS, found, using=records_alias(), ignore=True)
-    run.total, run.skipped = run.total + added, run.skipped + added
     if run.listing_limit is not None:
         run.listing_limit, run.listing_count = run.listing_limit + added, run.listing_count + added
-    run.save(update_fields=["causes", "total", "skipped", "listing_limit", "listing_count"])
 
 
 @transaction_of(ParkedMessage)
@@ -116,7 +110,8 @@ def list_part(run_id: int, driver: str) -> None:
     if not more or inserted >= room:
         known.end_listing()
         known.wait = ""
-    known.save(using=using, update_fields=["total", "skipped", "wait", *CURSOR])
+        count(known)
+    known.save(using=using, update_fields=[*RUN_COUNTERS, "wait", *CURSOR])
 
 
 def _next_matching(run: RequeueRun, selection: Selection) -> tuple[Rows, Mark | None, bool]:

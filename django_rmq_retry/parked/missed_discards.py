@@ -8,16 +8,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from django.db.models import F, Q, QuerySet
 from django.utils.translation import gettext as _
 
-from django_rmq_retry.models import ApprovalRequest, MissedDiscard, OperatorAction, ParkedMessage, State
+from django_rmq_retry.models import ApprovalRequest, GatedAct, MissedDiscard, OperatorAction, ParkedMessage, State
 from django_rmq_retry.models.parked import OPEN
-from django_rmq_retry.parked.audit import acts_on
+from django_rmq_retry.parked.audit import newest_acts
 from django_rmq_retry.parked.database import records_alias
-from django_rmq_retry.parked.outcome_texts import CHANGING, act_in_words
+from django_rmq_retry.parked.four_eyes import selection_of
+from django_rmq_retry.parked.outcome_texts import CHANGING, act_in_words, edited_by
 from django_rmq_retry.wording import minute
 
 MOST_NAMED = 20
 """The most messages of which it is said why a request left them out."""
-MOST_ACTS = 20
 
 
 def note(request: int, left: Sequence[ParkedMessage], *, refused: Collection[int]) -> None:
@@ -74,23 +74,37 @@ def why(missed: MissedDiscard, request: ApprovalRequest, acts: Iterable[Operator
     """Return why a request left a message out; ``acts`` are those on the message, the newest first."""
     if missed.refused:
         return _("A rule of the project forbids it.")
+    return _changed(request, acts) or _("It had changed since that was asked for.")
+
+
+def _changed(request: ApprovalRequest, acts: Iterable[OperatorAction]) -> str:
+    """Return what changed a message between the request and its approval; empty if no act did."""
     since, until = request.asked_at, request.decided_at or request.asked_at
     act = next((one for one in acts if one.action in CHANGING and since <= one.at <= until), None)
-    if act is None:
-        return _("It had changed since that was asked for.")
-    return _("It had changed since that was asked for: {act}").format(act=act_in_words(act))
+    return _("It had changed since that was asked for: {act}").format(act=act_in_words(act)) if act else ""
 
 
-def left_out_of(request: ApprovalRequest) -> list[tuple[MissedDiscard, str]]:
-    """Return the first messages that a request left out, each with the reason."""
+def left_out_of(request: ApprovalRequest) -> list[tuple[ParkedMessage, str]]:
+    """Return the first messages that a discard, or an edit of many, left out, each with the reason."""
+    if request.act == GatedAct.EDIT_MANY:
+        return _not_edited(request)
     rows = MissedDiscard.objects.using(records_alias()).filter(request=request.pk).order_by("message")
     some = list(rows.select_related("message").defer("message__body", "message__properties")[:MOST_NAMED])
-    return [(one, why(one, request, _acts_on(one.message_id, request))) for one in some]
+    acts = _changes([one.message_id for one in some], request)
+    return [(one.message, why(one, request, acts.get(one.message_id, ()))) for one in some]
 
 
-def _acts_on(message: int, request: ApprovalRequest) -> Iterable[OperatorAction]:
-    acts = OperatorAction.objects.using(records_alias()).filter(acts_on([message], runs=()), action__in=CHANGING)
-    return acts.filter(at__gte=request.asked_at).order_by("-number")[:MOST_ACTS]
+def _not_edited(request: ApprovalRequest) -> list[tuple[ParkedMessage, str]]:
+    left = sorted(set(selection_of(request).revisions) - edited_by(request))[:MOST_NAMED]
+    rows = ParkedMessage.objects.using(records_alias()).filter(pk__in=left).defer("body", "properties").order_by("pk")
+    acts = _changes(left, request)
+    otherwise = _("The edit fitted it no more, or a rule of the project forbids it.")
+    return [(one, _changed(request, acts.get(one.pk, ())) or otherwise) for one in rows]
+
+
+def _changes(messages: Collection[int], request: ApprovalRequest) -> Mapping[int, Sequence[OperatorAction]]:
+    """Return the acts that changed each of these messages after the request, the newest first."""
+    return newest_acts(messages, CHANGING, since=request.asked_at)
 
 
 def by_request(message: int, requests: Collection[int]) -> Mapping[int, MissedDiscard]:

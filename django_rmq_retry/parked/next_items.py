@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import ItemReason, ItemState, RequeueItem, RequeueRun
 from django_rmq_retry.parked.database import records_alias
-from django_rmq_retry.parked.items import OUTCOME_LIMIT, pending
+from django_rmq_retry.parked.items import pending
+from django_rmq_retry.parked.overdue import OUTCOME_LIMIT
 
 MOST_SLICE_BYTES = 16 * 1024 * 1024
 """Largest total size of the bodies of one slice, in bytes."""
@@ -17,7 +18,7 @@ Capacity = Callable[[str], int]
 """Returns the number of messages that a queue may receive now."""
 
 
-class Choice:
+class ItemChoice:
     """The next items to send, and those to skip on the way to them."""
 
     def __init__(self, run: RequeueRun, most: int, room: Capacity) -> None:

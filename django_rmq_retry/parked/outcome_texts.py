@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from django.db.models import Case, Exists, OuterRef, Q, Subquery, Value, When
@@ -11,10 +13,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext
 
 from django_rmq_retry.attempts.history import attempts_of, handlings
+from django_rmq_retry.messages.reasons import MAY_HAVE_RUN
 from django_rmq_retry.models import (
     Action,
     ApprovalRequest,
     Attempt,
+    GatedAct,
     ItemReason,
     ItemState,
     OperatorAction,
@@ -25,7 +29,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import resolution_text
-from django_rmq_retry.parked.audit import acts_on
+from django_rmq_retry.parked.audit import acts_on, named_by, newest_acts
 from django_rmq_retry.parked.four_eyes import EDITS, selection_of
 from django_rmq_retry.parked.selection import Selection, group_numbers
 from django_rmq_retry.parked.siblings import EITHER, PERHAPS_DONE, SENT
@@ -35,12 +39,15 @@ from django_rmq_retry.wording import minute, number, second
 DECIDED_BY: Mapping[str, Action] = {State.DISCARDED: Action.DISCARD, State.ON_HOLD: Action.HOLD}
 """The action that put a message into a state."""
 MOST_HANDLINGS = 5
-"""The most times that the sentence on a message names that was handled more than once."""
+"""The most times that are named of a message that was handled more than once."""
 MOST_COPIES_SHOWN = 5
 MOST_DECISIONS = 3
 """The most decisions that a preview names."""
 CHANGING = (Action.EDIT, Action.RESTORE, Action.UNHOLD, Action.HOLD)
 """The actions after which a message is open, and another one than was chosen."""
+BESIDE_DISCARDED = (State.PARKED, State.REQUEUED, State.PROCESSED)
+BESIDE_OPEN = (State.DISCARDED, *BESIDE_DISCARDED)
+"""The states of other messages with the same business key that an operator has to know of."""
 DECIDING = (Action.DISCARD, Action.HOLD, Action.REQUEUE)
 
 
@@ -53,16 +60,19 @@ class Handled:
     """Those of which it is known when and where: a process that is killed may leave its success, and no attempt."""
     run: int | None
     """The last requeue run whose copy was handled more than once."""
+    doubted: bool = False
+    """True if a copy was handled that a consumer had before, and had not acknowledged: perhaps it had done its work."""
 
     @classmethod
     def of(cls, attempts: Iterable[Attempt], items: Iterable[RequeueItem]) -> "Handled":
         """Join the attempts of a message with its places in requeue runs, the latest place first."""
         known = handlings(attempts)
-        times, run = Counter(one.cycle for one in known), None
+        times, run, doubted = Counter(one.cycle for one in known), None, False
         for item in items:
             times[item.cycle] = max(times[item.cycle], item.handled)
             run = run or (item.run_id if item.handled > 1 else None)
-        return cls(count=times.total(), attempts=known, run=run)
+            doubted = doubted or (item.redelivered and item.handled > 0)
+        return cls(count=times.total(), attempts=known, run=run, doubted=doubted)
 
     @property
     def again(self) -> bool:
@@ -70,13 +80,10 @@ class Handled:
         return self.count > 1
 
     def __str__(self) -> str:
-        """Return when and by which processes a message was handled more than once; empty if it was not."""
+        """Return when and by which processes a message was handled more than once, or perhaps; empty if it was not."""
         if not self.again:
-            return ""
-        each = _("{when} by {process}")
-        shown = self.attempts[:MOST_HANDLINGS]
-        times = [each.format(when=second(one.ended_at), process=f"{one.host}:{one.pid}") for one in shown]
-        times += ["…"] if len(self.attempts) > MOST_HANDLINGS else []
+            return _("Perhaps handled twice: a consumer that was lost had it first.") if self.doubted else ""
+        times = times_of(self.attempts)
         unknown = self.count - len(self.attempts)
         if unknown:
             text = ngettext("once at an unknown time", "%(count)d times at unknown times", unknown)
@@ -85,13 +92,41 @@ class Handled:
         return text.format(count=self.count, times=", ".join(times))
 
 
+def times_of(handled: Sequence[Attempt]) -> list[str]:
+    """Return when and by which processes a message was handled, of the first few attempts."""
+    each = _("{when} by {process}")
+    times = [each.format(when=second(one.ended_at), process=one.process) for one in handled[:MOST_HANDLINGS]]
+    return [*times, "…"] if len(handled) > MOST_HANDLINGS else times
+
+
+def handled_after_another(attempt: Attempt, when: str) -> str:
+    """Return the sentence on an attempt that handled what another consumer may have handled."""
+    text = _("Handled at %(time)s by %(process)s, delivered before to a consumer that did not acknowledge it")
+    return text % {"time": when, "process": attempt.process}
+
+
 def outcome(message: ParkedMessage, run: RequeueRun | None, act: OperatorAction | None, handled: Handled) -> str:
     """Return what became of the message since it was parked; empty while it is parked.
 
     ``run`` is the last one that sent it, ``act`` the action that put it into its state.
     """
-    parts = (str(handled), _ended(message, run, act), erased(message))
+    parts = (str(handled), _ended(message, run, act), _handled_elsewhere(message, run, handled), erased(message))
     return " ".join(filter(None, parts))
+
+
+def _handled_elsewhere(message: ParkedMessage, run: RequeueRun | None, handled: Handled) -> str:
+    """Return who handled a message that was sent to another queue, or to another handler, than it was parked for."""
+    if message.state != State.PROCESSED:
+        return ""
+    last = handled.attempts[-1] if handled.attempts else None
+    queue = last.queue if last else run.target if run else ""
+    names = {"queue": queue or message.queue, "own": message.queue or message.parked_in, "made": message.handler}
+    if last and message.handler and last.handler != message.handler:
+        text = _("{handler} handled it, in {queue}; it was made for {made}, in {own}.")
+        return text.format(handler=last.handler or "-", **names)
+    if names["queue"] == names["own"]:
+        return ""
+    return _("It was handled in {queue}; it came from {own}.").format(**names)
 
 
 def discarded_before(message: ParkedMessage, act: OperatorAction | None) -> str:
@@ -145,23 +180,26 @@ def _as_copy(message: ParkedMessage) -> str:
         return text.format(at=_second(message.resolved_at), reason=resolution_text(message.resolution))
     if message.unconfirmed:
         return _("A copy of this message may have been delivered.")
-    return _("A copy of this message is parked.")
+    doubtful = message.unacked or message.reason in MAY_HAVE_RUN
+    return _("A copy of this message may have been handled.") if doubtful else _("A copy of this message is parked.")
 
 
 def others_of_key(message: ParkedMessage) -> list[tuple[ParkedMessage, str]]:
-    """Return what became of the latest other messages with the business key of an open one, each with its sentence.
+    """Return what became of the latest other messages with the business key of this one, each with its sentence.
 
-    Those are the last one that was discarded, which may have been done by hand, and the last one that was processed.
+    Of an open one these include the last one that was discarded, which may have been done by hand; of a discarded one
+    they are parked, requeued or processed instead of it.
     """
-    if not message.open or not message.business_key:
+    states = BESIDE_OPEN if message.open else BESIDE_DISCARDED if message.state == State.DISCARDED else ()
+    if not states or not message.business_key:
         return []
     rows = ParkedMessage.objects.filter(business_key=message.business_key).exclude(pk=message.pk)
     if message.has_siblings and message.content is not None:
         # Those with the same content are named as copies.
         rows = rows.exclude(content=message.content)
-    latest = rows.order_by("-resolved_at").values("pk")
-    last = [Subquery(latest.filter(state=state)[:1]) for state in (State.DISCARDED, State.PROCESSED)]
-    found = ParkedMessage.objects.filter(Q(pk=last[0]) | Q(pk=last[1])).defer("body", "properties").order_by("state")
+    latest = rows.order_by("-resolved_at", "-pk").values("pk")
+    last = (Q(pk=Subquery(latest.filter(state=state)[:1])) for state in states)
+    found = ParkedMessage.objects.filter(reduce(or_, last)).defer("body", "properties").order_by("state")
     return [(one, _as_other(one)) for one in found]
 
 
@@ -169,6 +207,11 @@ def _as_other(message: ParkedMessage) -> str:
     if message.state == State.PROCESSED:
         text = _("Another message with its business key was processed {at}.")
         return text.format(at=_second(message.succeeded_at or message.resolved_at))
+    if message.state == State.REQUEUED:
+        text = _("Another message with its business key was requeued {at}; its outcome is not known yet.")
+        return text.format(at=_second(message.requeued_at))
+    if message.state == State.PARKED:
+        return _("Another message with its business key is parked.")
     text = _("Another message with its business key was discarded {at} by {name} ({reason}).")
     act = discard_of(message)
     return text.format(
@@ -198,7 +241,7 @@ def _ended(message: ParkedMessage, run: RequeueRun | None, act: OperatorAction |
         return text.format(when=_minute(message.requeued_at), **names)
     name = act.who if act else _("an unknown operator")
     if message.state == State.DISCARDED:
-        text = _("Discarded {at} by {name} ({reason}): it will not be handled.")
+        text = _("Discarded {at} by {name} ({reason}): no requeue sends it.")
         return text.format(at=_minute(message.resolved_at), name=name, reason=resolution_text(message.resolution))
     if message.state == State.ON_HOLD:
         text = _("On hold until {until}, by {name}")
@@ -242,19 +285,40 @@ def decisions_since(selection: Selection) -> list[str]:
     return [act_in_words(act) for act in acts.order_by("-number")[:MOST_DECISIONS]]
 
 
-def decisions_on(examples: Sequence[tuple[int, str]]) -> list[tuple[int, str, str]]:
-    """Return what was decided on some of these messages: number, name and sentence of each."""
-    some = examples[:MOST_DECISIONS]
-    rows = ParkedMessage.objects.defer("body", "properties").in_bulk([pk for pk, _name in some])
-    found = [(pk, name, outcome_of(rows[pk]) or _changed_by(pk)) for pk, name in some if pk in rows]
-    return [one for one in found if one[2]]
+def decisions_on(examples: Sequence[tuple[int, str]], *, most: int = MOST_DECISIONS) -> list[tuple[int, str, str]]:
+    """Return what was decided on a few messages: number, name and sentence of each; four queries for all of them."""
+    rows = ParkedMessage.objects.defer("body", "properties").in_bulk([pk for pk, _name in examples[:most]])
+    if not rows:
+        return []
+    acts, runs = newest_acts(rows.keys(), {*DECIDED_BY.values(), *CHANGING}), _latest_runs(rows.values())
+    found: list[tuple[int, str, str]] = []
+    for pk, name in examples:
+        row, known = rows.get(pk), acts.get(pk, ())
+        if row is None:
+            continue
+        act = next((one for one in known if one.action == DECIDED_BY.get(row.state)), None)
+        change = next((one for one in known if one.action in CHANGING), None)
+        sentence = outcome(row, runs.get(pk), act, handled_of(row)) or _restored(row, known)
+        sentence = sentence or (act_in_words(change) if change else "")
+        found += [(pk, name, sentence)] if sentence else []
+    return found
 
 
-def _changed_by(pk: int) -> str:
-    """Return who last changed an open message; empty if nobody did."""
-    acts = OperatorAction.objects.filter(acts_on([pk], runs=()), action__in=CHANGING)
-    act = acts.order_by("-number").first()
-    return act_in_words(act) if act else ""
+def _restored(message: ParkedMessage, acts: Iterable[OperatorAction]) -> str:
+    """Return why a restored message had been discarded, and who restored it; empty for any other message."""
+    act = next((one for one in acts if one.action == Action.RESTORE), None)
+    if act is None or not (message.open and message.restored):
+        return ""
+    text = _("Discarded ({reason}), then restored by {name}, {when}.")
+    return text.format(reason=resolution_text(message.resolution), name=act.who, when=_minute(act.at))
+
+
+def _latest_runs(rows: Iterable[ParkedMessage]) -> dict[int, RequeueRun]:
+    """Return the run that sent each of these messages last, if nobody has discarded or held it."""
+    sent = RequeueItem.objects.filter(
+        message__in=[row.pk for row in rows if row.state not in DECIDED_BY and row.requeued_at], sent_at__isnull=False
+    )
+    return {item.message_id: item.run for item in sent.select_related("run").order_by("pk")}
 
 
 def act_in_words(act: OperatorAction) -> str:
@@ -305,31 +369,53 @@ def _minute(at: datetime | None) -> str:
 
 
 def standing(known: ApprovalRequest, state: str) -> str:
-    """Return the state of a request; of an approved one with what became of its messages since."""
+    """Return the state of a request, with what became of its messages since, or why it was rejected."""
     became = became_of(known)
-    return _("Approved: %(became)s") % {"became": became} if became else state
+    if became:
+        return _("Approved: %(became)s") % {"became": became}
+    return f"{state}: {known.remark}" if known.state == RequestState.REJECTED and known.remark else state
 
 
 def became_of(known: ApprovalRequest) -> str:
-    """Return what became of the messages of an approved request; empty if its state says it."""
+    """Return what became of the messages of an approved request; empty while nothing was decided, or all was done."""
     if known.state != RequestState.DONE:
         return ""
     if known.run is not None:
         return _run(RequeueRun.objects.filter(pk=known.run).first())
-    if known.act not in EDITS:
-        return ""
-    rows = ParkedMessage.objects.filter(pk__in=selection_of(known).revisions)
-    fates = Counter(_fate(known, row) for row in rows.values("state", "requeued_at"))
-    if sum(fates.values()) == 1:
+    if known.act == GatedAct.CLOSE_BREAKER:
+        return pgettext("what became of it", "breaker closed")
+    fates = _fates(known)
+    if known.count == fates.total() == 1:
         return next(iter(fates))
-    return " · ".join(f"{number(count)} {fate}" for fate, count in fates.most_common())
+    left = Counter({pgettext("what became of it", "left out"): known.count - known.changed})
+    return " · ".join(f"{number(count)} {fate}" for fate, count in [*fates.most_common(), *left.items()] if count)
+
+
+def _fates(known: ApprovalRequest) -> Counter[str]:
+    """Return how many of the changed messages of a request came to which end."""
+    if known.act not in EDITS:
+        return Counter({pgettext("what became of it", "discarded"): known.changed})
+    rows = ParkedMessage.objects.filter(pk__in=edited_by(known)).values("state", "requeued_at")
+    fates = Counter(_fate(known, row) for row in rows)
+    fates[pgettext("what became of it", "deleted since")] = max(known.changed - fates.total(), 0)
+    return +fates
+
+
+def edited_by(known: ApprovalRequest) -> set[int]:
+    """Return the messages that an approved edit changed; without the audit log all that it was about."""
+    chosen = set(selection_of(known).revisions)
+    if known.changed == known.count:
+        return chosen
+    act = OperatorAction.objects.filter(number=known.acted).first()
+    spans = named_by(act) if act else []
+    return {pk for pk in chosen if any(first <= pk <= last for first, last in spans)} if spans else chosen
 
 
 def _fate(known: ApprovalRequest, row: Mapping[str, Any]) -> str:
     """Return what became of an edited message since its edit was approved."""
     ends: dict[str, str] = {
         State.PROCESSED: pgettext("what became of it", "processed"),
-        State.DISCARDED: pgettext("what became of it", "discarded"),
+        State.DISCARDED: pgettext("what became of it", "stored, then discarded"),
         State.REQUEUED: pgettext("what became of it", "sent, its outcome is not known yet"),
         State.REQUEUEING: pgettext("what became of it", "being sent"),
     }
@@ -345,5 +431,12 @@ def _run(run: RequeueRun | None) -> str:
     if run is None:
         return ""
     text = _("%(state)s, %(sent)s of %(total)s sent, %(processed)s processed, %(failed)s failed again")
-    counts = {name: number(getattr(run, name)) for name in ("sent", "total", "processed", "failed")}
-    return text % {"state": run.get_state_display(), **counts}
+    if run.skipped:
+        text = _(
+            "%(state)s, %(sent)s of %(total)s sent, %(processed)s processed, %(failed)s failed again, "
+            "%(skipped)s left out"
+        )
+    counts = {name: number(getattr(run, name)) for name in ("sent", "total", "processed", "failed", "skipped")}
+    text = text % {"state": run.get_state_display(), **counts}
+    unsure = ngettext("%(count)d not confirmed", "%(count)d not confirmed", run.unconfirmed)
+    return f"{text}, {unsure % {'count': run.unconfirmed}}" if run.unconfirmed else text

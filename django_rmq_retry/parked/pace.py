@@ -9,6 +9,7 @@ from django.db.models import F
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import RequeueRun, RunState, RunWait
+from django_rmq_retry.models.runs import HELD
 from django_rmq_retry.parked.database import records_alias
 
 SLICE_SECONDS = 0.25
@@ -26,7 +27,7 @@ FEWEST_MEASURED = 10
 MEASURED_AFTER = timedelta(seconds=10)
 """Time of sending after which the measured rate is meaningful."""
 CLEARLY_SLOWER = 0.9
-ENDLESS_WAITS = (RunWait.BROKER_AWAY, RunWait.DEPTH_UNKNOWN)
+ENDLESS_WAITS = (RunWait.BROKER_AWAY, RunWait.DEPTH_UNKNOWN, *HELD)
 """Waits whose end is unknown, so that the time until all is sent is unknown too."""
 Clock = Callable[[], float]
 
@@ -52,8 +53,8 @@ def measured_rate(run: RequeueRun) -> float | None:
     now, since = database_clock.reckoned(records_alias()), run.paced_at or run.started_at
     if since is None or run.state != RunState.RUNNING or run.sent <= run.paced_sent or run.is_silent(now):
         return None
-    if run.wait in ENDLESS_WAITS:
-        # An outage is no time of sending.
+    if run.wait in ENDLESS_WAITS or run.awaits_canary:
+        # Neither an outage nor the wait for the test message or the first outcomes is a time of sending.
         return None
     if now - since < MEASURED_AFTER:
         return None

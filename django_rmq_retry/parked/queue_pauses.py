@@ -17,7 +17,7 @@ from django_rmq_retry.parked.database import transaction_of
 from django_rmq_retry.parked.four_eyes import Wish, require_second
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 from django_rmq_retry.policies.breaker import CLOSED
-from django_rmq_retry.statements import locking, write_first
+from django_rmq_retry.statements import locking
 
 REASON_LIMIT = 255
 PAUSE_COLUMNS = ("paused", "by", "reason", "since", "until")
@@ -73,7 +73,7 @@ def resume_queue(queue: str, actor: Actor, *, reason: str = "", seen: Mapping[st
     known = state_of(control)
     if known.state(database_clock.now(router.db_for_write(QueueControl)).timestamp()) is Flow.FLOWING:
         raise Outdated(_("Nothing was changed: queue %(queue)s is already running.") % {"queue": queue})
-    present = {"opened": known.circuit.since, "paused": known.since if known.paused else 0.0}
+    present = _present(known)
     if seen is not None and seen != present:
         text = _("Nothing was changed: the breaker or the pause of queue %(queue)s is another one now.")
         raise Outdated(text % {"queue": queue})
@@ -90,6 +90,20 @@ def resume_queue(queue: str, actor: Actor, *, reason: str = "", seen: Mapping[st
     facts = {"paused_by": known.by, "breaker": known.circuit.cause}
     log_action(actor, Action.RESUME, reason=reason, subject=queue, facts=facts)
     return state_of(control)
+
+
+def why_no_longer(queue: str, seen: Mapping[str, float]) -> str:
+    """Return why a queue that was stopped as ``seen`` cannot be resumed for that reason now; empty if it can."""
+    known = states([queue])[queue]
+    if known.state(database_clock.now(router.db_for_read(QueueControl)).timestamp()) is Flow.FLOWING:
+        return _("The queue is consumed again: its breaker has closed since. Nothing is left to do.")
+    if seen != _present(known):
+        return _("The breaker or the pause is another one than when this was asked for. Nothing of it is left to do.")
+    return ""
+
+
+def _present(known: QueueState) -> dict[str, float]:
+    return {"opened": known.circuit.since, "paused": known.since if known.paused else 0.0}
 
 
 def _check_has_handler(queue: str) -> None:
@@ -112,6 +126,5 @@ def _check_can_pause(queue: str) -> None:
 def _locked_control(queue: str) -> QueueControl:
     """Return the queue's row, locked until the transaction ends."""
     rows = QueueControl.objects.using(router.db_for_write(QueueControl))
-    write_first(QueueControl, rows.db)
     rows.get_or_create(queue=queue)
     return locking(rows.filter(queue=queue)).get()

@@ -10,8 +10,8 @@ from django.utils.translation import ngettext
 from django_rmq_retry.messages.identity import BODY
 from django_rmq_retry.models import BlockedKey, ParkedMessage
 from django_rmq_retry.ordering.keys import keys_alias, records_blocking
-from django_rmq_retry.parked.elsewhere import behind_keys
 from django_rmq_retry.parked.key_lists import keys_of
+from django_rmq_retry.parked.keys_shelf import behind_keys
 from django_rmq_retry.parked.selection import EXCEPT, Selection
 
 MOST_NAMELESS = 500

@@ -16,6 +16,7 @@ from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import records_alias, transaction_of
 from django_rmq_retry.parked.findings import RequeueTerms
 from django_rmq_retry.parked.four_eyes import Wish, require_second
+from django_rmq_retry.parked.items import count
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.left_meanwhile import gone_from, left_meanwhile
 from django_rmq_retry.parked.listing import add_left, freeze, lists_at_once, postpone
@@ -83,13 +84,16 @@ def _insert_run(run: RequeueRun, selection: Selection, terms: RequeueTerms, acto
     run.causes = _causes(selection.queryset())
     if EXCEPT in selection.filter:
         run.excluded = max(selection.undiminished().count() - selection.queryset().count(), 0)
+    run.total = selection.count
     run.save(using=using, force_insert=True)
-    (freeze if lists_at_once(selection) else postpone)(run, selection, terms)
-    selection.check(run.total)
-    if gone_from(selection, run.total):
-        left = left_meanwhile(selection, run.total)
+    found = (freeze if lists_at_once(selection) else postpone)(run, selection, terms)
+    selection.check(found)
+    if gone_from(selection, found):
+        left = left_meanwhile(selection, found)
         run.causes = _causes(selection.queryset(), left)
         add_left(run, selection, left)
+    count(run)
+    run.save(using=using)
     mark_kept(selection.filter)
     facts: dict[str, Any] = {"selection": selection.facts(), "rate": run.rate}
     if lists_at_once(selection):
@@ -105,7 +109,8 @@ def _insert_run(run: RequeueRun, selection: Selection, terms: RequeueTerms, acto
         Action.REQUEUE,
         reason=run.reason,
         run=run.pk,
-        count=run.total,
+        # Of a filter that the run's driver lists later, nothing is left out yet.
+        count=run.total - run.skipped,
         message=one.message_id if one is not None else None,
         subject=str(one.message) if one is not None else run.description,
         group=selection.group,

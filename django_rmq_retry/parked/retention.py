@@ -17,6 +17,7 @@ from django_rmq_retry.models import (
     Action,
     ApprovalRequest,
     Attempt,
+    AttemptName,
     AuditHead,
     BusinessKey,
     EarlyRetry,
@@ -36,7 +37,7 @@ from django_rmq_retry.parked.database import locked_messages, records_alias, tra
 from django_rmq_retry.parked.groups import MINUTES_KEPT
 from django_rmq_retry.parked.key_lists import delete_before
 from django_rmq_retry.parked.operators import Actor, Refused
-from django_rmq_retry.statements import lock, locking, write_first
+from django_rmq_retry.statements import lock, locking, writing
 from django_rmq_retry.wording import span
 
 DELETED_AT_ONCE = 500
@@ -57,10 +58,11 @@ def delete_old() -> bool:
         return False
     messages = [delete_resolved(now - timedelta(days=current.operators.resolved_days)) for _ in range(BATCHES_PER_TURN)]
     attempts = [delete_attempts(now - timedelta(days=current.operators.attempt_days)) for _ in range(BATCHES_PER_TURN)]
+    names = [delete_names(now - timedelta(days=current.operators.attempt_days)) for _ in range(BATCHES_PER_TURN)]
     delete_minutes(now - MINUTES_KEPT)
     empty_ended()
     results = [delete_expired_results(now) for _ in range(BATCHES_PER_TURN)]
-    return DELETED_AT_ONCE in (messages[-1], attempts[-1], results[-1])
+    return DELETED_AT_ONCE in (messages[-1], attempts[-1], names[-1], results[-1])
 
 
 def delete_resolved(before: datetime) -> int:
@@ -68,8 +70,7 @@ def delete_resolved(before: datetime) -> int:
     using = router.db_for_write(ParkedMessage)
     rows = ParkedMessage.objects.using(using)
     due = rows.filter(state__in=RESOLVED, resolved_at__lt=before).order_by("resolved_at", "pk")
-    with transaction.atomic(using=using):
-        write_first(ParkedMessage, using)
+    with writing(ParkedMessage, using=using):
         numbers = list(due.values_list("pk", flat=True)[:DELETED_AT_ONCE])
         if not numbers:
             return 0
@@ -124,6 +125,16 @@ def delete_attempts(before: datetime) -> int:
     Attempt.objects.using(using).filter(pk__in=numbers).delete()
     # Nothing but attempts belongs to them.
     EarlyRetry.objects.using(using).filter(sent_at__lt=before).delete()
+    return len(numbers)
+
+
+def delete_names(before: datetime) -> int:
+    """Delete one batch of the names of attempts from before a time; the records have names of their own."""
+    rows = AttemptName.objects.using(router.db_for_write(AttemptName))
+    # Read by number, nearly in the order of their time, for which there is no index.
+    oldest = rows.order_by("pk").values_list("pk", "at")[:DELETED_AT_ONCE]
+    numbers = [pk for pk, at in oldest if at < before]
+    rows.filter(pk__in=numbers).delete()
     return len(numbers)
 
 

@@ -13,6 +13,7 @@ from django_rmq_retry.parked.actions import unhold_due
 from django_rmq_retry.parked.approvals import finish_left_discards
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import outage, records_alias
+from django_rmq_retry.parked.early_runs import leave_out_due
 from django_rmq_retry.parked.lease import TO_DRIVE
 from django_rmq_retry.parked.pace import SLICE_SECONDS
 from django_rmq_retry.parked.run_steps import RunSteps
@@ -23,7 +24,7 @@ log = logging.getLogger("django_rmq_retry")
 RUN_LOOK_SECONDS = 1.0
 """Seconds between two searches for runs without a driver."""
 CHORES_SECONDS = 5.0
-"""Seconds between two searches for expired claims, ended holds and discards that were left behind."""
+"""Seconds between two searches for expired claims, ended holds, discards left behind and retries that became due."""
 MOST_RUNS = 20
 """Largest number of runs that one process drives at a time."""
 
@@ -77,6 +78,7 @@ class RunDriver(Recurring):
             end_expired_claims()
             unhold_due()
             finish_left_discards()
+            leave_out_due()
         if now >= self._look_at:
             self._look_at = now + self._look
             for run_id in undriven(MOST_RUNS - len(self._steps)):

@@ -8,8 +8,8 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
-from django_rmq_retry.models import Action, ParkedMessage, RequeueRun, RunState, RunWait
-from django_rmq_retry.models.runs import ACTIVE, UNDATED
+from django_rmq_retry.models import Action, ItemState, ParkedMessage, RequeueRun, RunState, RunWait
+from django_rmq_retry.models.runs import ACTIVE, HELD, UNDATED
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import locked_run, records_alias, transaction_of
 from django_rmq_retry.parked.items import skip_unsent
@@ -23,6 +23,9 @@ CANARY_ENDED = (RunWait.CANARY_FAILED, RunWait.CANARY_SILENT, RunWait.NOT_CONFIR
 """A run paused for one of these resumes without its canary, because the operator has inspected that message."""
 RETESTABLE = (*CANARY_ENDED, RunWait.GUARD)
 """A run paused for one of these has failed: before the rest is sent, another canary can show that the cause is gone."""
+
+SILENT = (*HELD, RunWait.CANARY_SILENT, RunWait.OUTCOMES_SILENT)
+"""A run resumed from one of these no longer waits for its first outcomes, because the operator goes on without them."""
 
 
 def _noted(reason: str) -> dict[str, str]:
@@ -41,18 +44,26 @@ def pause_run(run_id: int, actor: Actor, *, reason: str = "") -> RequeueRun:
 def resume_run(run_id: int, actor: Actor, *, canary: bool = False, reason: str = "") -> RequeueRun:
     """Resume a run; with ``canary`` it sends one more message, and the rest after that one was processed.
 
+    A run that waits for its first outcomes sends the rest without them.
+
     The operator has seen the failures for which a guard paused it, so the guard counts later outcomes only; it can
     pause the run again.
     """
-    changes: dict[str, Any] = {"state": RunState.RUNNING, **_noted(""), **restart_rate()}
+    # Nothing was to be heard of it while it was paused.
+    heard = {"beat_at": database_clock.now(records_alias())}
+    changes: dict[str, Any] = {"state": RunState.RUNNING, **_noted(""), **restart_rate(), **heard}
     known = RequeueRun.objects.using(records_alias()).filter(pk=run_id).first()
     if known is not None and canary:
-        changes |= {"canary": True, "canary_since": database_clock.now(records_alias())}
+        changes["canary_since"] = database_clock.now(records_alias())
     elif known is not None and known.awaits_canary and known.wait in RETESTABLE:
         changes |= {"canary": False, "canary_since": None}
     if known is not None and known.guard_exceeded:
-        changes |= {"spared_failed": F("failed"), "spared_processed": F("processed")}
-    return _change_run(run_id, actor, Action.RESUME, (RunState.PAUSED,), reason=reason, changes=changes)
+        changes |= {"spared_failed": F("failed"), "spared_processed": F("processed"), "unheld": False}
+    elif known is not None and known.wait in SILENT:
+        changes["unheld"] = True
+    held = known is not None and known.wait in HELD
+    states = (RunState.PAUSED, RunState.RUNNING) if held else (RunState.PAUSED,)
+    return _change_run(run_id, actor, Action.RESUME, states, reason=reason, changes=changes)
 
 
 def change_rate(run_id: int, actor: Actor, *, rate: float, reason: str = "") -> RequeueRun:
@@ -93,9 +104,12 @@ def _change_run(
     RequeueRun.objects.using(records_alias()).filter(pk=run_id).update(**changes)
     if action == Action.STOP and known.listing:
         known.end_listing()
-        known.save(using=records_alias(), update_fields=["listing_limit", "total"])
+        known.save(using=records_alias(), update_fields=["listing_limit"])
     after = {name: changes[name] for name in before}
-    counted = known.unsent
+    # What a driver sends right now is not counted as sent yet, but it is not held back either.
+    rows = known.parts.using(records_alias()).exclude(state=ItemState.PENDING).count()
+    # A retry that became due before its turn is left out without a row.
+    counted = max(known.total - rows - (known.skipped if known.retries_of else 0), 0)
     log_action(actor, action, reason=reason, run=run_id, count=counted, facts={"before": before, "after": after})
     known.refresh_from_db(using=records_alias())
     return known

@@ -5,20 +5,22 @@ A driver may be killed anywhere: its lease expires, and the next driver continue
 
 import threading
 import time
-from datetime import timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
+from django.db import router
 from django.db.models import Q
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait
-from django_rmq_retry.models.runs import MIN_OUTCOMES, NOTHING_SENT
+from django_rmq_retry.models import ConsumerProcess, ItemState, RequeueRun, RunState, RunWait
+from django_rmq_retry.models.runs import HELD, MIN_OUTCOMES, NOTHING_SENT
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.copies import timeout_for
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.early_sender import EarlySender
 from django_rmq_retry.parked.item_sender import ItemSender
-from django_rmq_retry.parked.items import advance, recount, skip_unsent
+from django_rmq_retry.parked.items import advance, recount, skip_unsent, waiting_in
 from django_rmq_retry.parked.lease import DRIVEN, RunLease
 from django_rmq_retry.parked.listing import list_part
 from django_rmq_retry.parked.pace import (
@@ -32,15 +34,20 @@ from django_rmq_retry.parked.pace import (
 )
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing.target_queues import TargetQueues
+from django_rmq_retry.topology.declarations import work_queue
 
 CANARY_LIMIT = timedelta(seconds=60)
+OUTCOMES_LIMIT = timedelta(minutes=5)
+"""Time without any outcome after which a run that waits for its first ones pauses: handlers may take minutes."""
+USUAL_WAIT = timedelta(seconds=2)
+"""Time in which the first outcomes usually come, so that nothing is asked of the broker before it is over."""
 DEPTH_SECONDS = 5.0
 """Seconds to wait for the depth of a queue."""
 SWEEP_SECONDS = 5.0
 """Seconds between two searches for expired claims."""
 
 
-class Sender(Protocol):
+class RunSender(Protocol):
     """Sends the messages of one run; there is one for parked messages, and one for retries that wait."""
 
     def send(self, run: RequeueRun, room: int) -> float | None:
@@ -88,7 +95,7 @@ class RunSteps:
         self._targets = targets or broker_connections.connections.target_queues(self._patience)
         self._lease = RunLease(run_id, driver)
         self._pace = RunPace(clock)
-        self._sender: Sender | None = None
+        self._sender: RunSender | None = None
         self._swept = float("-inf")
         self.waiting = False
         """True if all messages are sent and only outcomes are missing."""
@@ -132,7 +139,7 @@ class RunSteps:
         finally:
             self._lease.release()
 
-    def _sender_of(self, run: RequeueRun) -> Sender:
+    def _sender_of(self, run: RequeueRun) -> RunSender:
         if run.retries_of:
             return EarlySender(
                 self._lease, self._pace, patience=self._patience, seconds=self._seconds, clock=self._clock
@@ -145,23 +152,29 @@ class RunSteps:
         list_part(run.pk, self._lease.driver)
         return 0.0
 
-    def _slice(self, run: RequeueRun, sender: Sender) -> float | None:
+    def _slice(self, run: RequeueRun, sender: RunSender) -> float | None:
         sender.find_outcomes(run)
         if rate := recent_rate(run):
             self._lease.change(**rate)
         pause = self._guard_pause(run)
         if pause is not None:
             return pause
-        room = self._pace.room(run.rate)
+        room, least = self._pace.room(run.rate), run.room_before_outcomes
+        if least == 0:
+            return self._hold(run)
+        if run.wait in HELD:
+            # As with the canary, the time of waiting says nothing about the rate of the others.
+            self._lease.change(**self._waits(run, ""), **restart_rate())
         if not room:
             return self._pace.wait(run.rate)
-        wait = sender.send(run, room)
+        wait = sender.send(run, room if least is None else min(room, least))
         return self._advance() if wait is None else wait
 
     def _guard_pause(self, run: RequeueRun) -> float | None:
         """Return the seconds to wait if the guard or the canary stops the rest; None if neither does."""
         if run.guard_exceeded:
-            self._lease.change(state=RunState.PAUSED, **self._waits(run, RunWait.GUARD))
+            pauses = run.with_guard_pause(database_clock.now(records_alias()))
+            self._lease.change(state=RunState.PAUSED, guard_pauses=pauses, **self._waits(run, RunWait.GUARD))
             return SLICE_SECONDS
         wait, final = canary_wait(run)
         if wait:
@@ -169,19 +182,60 @@ class RunSteps:
             return SLICE_SECONDS
         if final and (run.canary_since is not None or run.wait == RunWait.CANARY_WAITS):
             # The wait for the canary says nothing about the rate of the others.
-            self._lease.change(canary_since=None, **restart_rate())
+            tested: dict[str, Any] = {}
+            if run.canary_since is not None:
+                tested = {"guard_pauses": run.with_guard_test(database_clock.now(records_alias()))}
+            self._lease.change(canary_since=None, **tested, **restart_rate())
             run.canary_since = None
         if run.wait == RunWait.CANARY_WAITS:
             self._lease.note_wait(run, None)
         return None
 
-    def _waits(self, run: RequeueRun, wait: RunWait) -> dict[str, Any]:
+    def _hold(self, run: RequeueRun) -> float:
+        """Hold the rest until the guard can judge what was sent; pause the run if no consumer tells what became of it.
+
+        Its time begins anew after an outage, and with a consumer. Programs that are not ours never tell: for them it
+        holds nothing.
+        """
+        now = database_clock.now(records_alias())
+        if run.wait not in HELD or run.held_at is None:
+            self._lease.change(**self._waits(run, RunWait.OUTCOMES_WAIT), held_at=now)
+            return SLICE_SECONDS
+        if now - run.held_at < USUAL_WAIT:
+            return SLICE_SECONDS
+        queues = waiting_in(run)
+        if not self._targets.is_reachable():
+            self._lease.note_wait(run, RunWait.BROKER_AWAY)
+        elif all(self._targets.lacks_consumers(queue) for queue in queues):
+            self._lease.note_wait(run, RunWait.NO_CONSUMER)
+        elif not _is_read_by_ours(queues):
+            self._lease.change(unheld=True)
+            return SLICE_SECONDS
+        elif run.wait == RunWait.NO_CONSUMER:
+            self._lease.change(**self._waits(run, RunWait.OUTCOMES_WAIT), held_at=now)
+        elif run.held_at < now - OUTCOMES_LIMIT and not _has_outcomes_since(run, now - OUTCOMES_LIMIT):
+            self._lease.change(state=RunState.PAUSED, **self._waits(run, RunWait.OUTCOMES_SILENT))
+        return RECHECK_SECONDS
+
+    def _waits(self, run: RequeueRun, wait: str) -> dict[str, Any]:
         return run.waits(wait, database_clock.now(records_alias()))
 
     def _advance(self) -> float | None:
         state = advance(self.run_id, self._lease.driver)
         self.waiting = state == RunState.WAITING
         return SLICE_SECONDS if state in DRIVEN else None
+
+
+def _is_read_by_ours(queues: Sequence[str]) -> bool:
+    """Return True if a consuming process of this project reads one of these queues."""
+    alias = router.db_for_read(ConsumerProcess)
+    living = ConsumerProcess.objects.using(alias).living(database_clock.now(alias))
+    return any(work_queue(one) in queues for some in living.values_list("queues", flat=True) for one in some)
+
+
+def _has_outcomes_since(run: RequeueRun, since: datetime) -> bool:
+    ended = run.parts.using(records_alias()).filter(state__in=(ItemState.PROCESSED, ItemState.FAILED))
+    return ended.filter(ended_at__gt=since).exists()
 
 
 def _take_over(run: RequeueRun) -> None:

@@ -18,6 +18,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.models import (
     BusinessKey,
+    EarlyRetry,
     ErrorGroup,
     ItemReason,
     ItemState,
@@ -27,12 +28,15 @@ from django_rmq_retry.models import (
     ParkedMessage,
     RequestMember,
     RequeueItem,
+    RequeueRun,
     State,
 )
-from django_rmq_retry.models.parked import folded
+from django_rmq_retry.models.parked import OPEN, folded
 from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.parked.may_have_run import may_have_run
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
-from django_rmq_retry.statements import in_slices
+from django_rmq_retry.parked.overdue import overdue
+from django_rmq_retry.statements import in_slices, none_of, takes_arrays
 
 Narrowing = Callable[[Any], Q]
 LAST_CHARACTER = "\U0010ffff"
@@ -40,17 +44,21 @@ MOST_SEARCHED_IDS = 1000
 """Largest number of records of one ID that a query lists; if there are more, it searches all messages."""
 LISTED, EXCEPT = "keys", "except_keys"
 """Filter words for a list of keys: the messages that it named when stored; all but the messages that it names now."""
+DOUBTS: Mapping[str, Any] = {
+    "handled": gettext_lazy("perhaps handled"),
+    "twice": gettext_lazy("perhaps done twice"),
+}
 LIST_USABLE = timedelta(days=1)
 """Time for which a list can be used that no action refers to."""
 
-_QUEUES = """
-WITH RECURSIVE named(queue) AS (
-    SELECT MIN(queue) FROM rmq_retry_parkedmessage
+_NAMES = """
+WITH RECURSIVE named(name) AS (
+    SELECT MIN({column}) FROM rmq_retry_parkedmessage WHERE {among}
     UNION ALL
-    SELECT (SELECT MIN(queue) FROM rmq_retry_parkedmessage WHERE queue > named.queue) FROM named
-    WHERE named.queue IS NOT NULL
+    SELECT (SELECT MIN({column}) FROM rmq_retry_parkedmessage WHERE {among} AND {column} > named.name) FROM named
+    WHERE named.name IS NOT NULL
 )
-SELECT queue FROM named WHERE queue IS NOT NULL AND queue <> '' LIMIT 1000
+SELECT name FROM named WHERE name IS NOT NULL AND name <> '' LIMIT 1000
 """
 """Steps through the index from one name to the next, because DISTINCT reads every record."""
 
@@ -66,8 +74,17 @@ MOST_DESCRIBED = 10
 
 def queues_with_records() -> set[str]:
     """Return every queue that has a record, even if no handler uses it any more."""
+    return _names(_NAMES.format(column="queue", among="1 = 1"))
+
+
+def reasons_with_records(state: State) -> set[str]:
+    """Return every reason for which a message in this state was parked."""
+    return _names(_NAMES.format(column="reason", among="state = %s"), state.value, state.value)
+
+
+def _names(statement: str, *values: str) -> set[str]:
     with connections[records_alias()].cursor() as cursor:
-        cursor.execute(_QUEUES)
+        cursor.execute(statement, values)
         return {name for (name,) in cursor.fetchall()}
 
 
@@ -188,14 +205,38 @@ def _edited_at(value: Any) -> Q:
 
 
 def _of_run(**outcome: Any) -> Callable[[Any], Q]:
-    """Match the messages whose item in a requeue run had this outcome."""
-    return lambda value: Q(Exists(RequeueItem.objects.filter(run=int(value), message=OuterRef("pk"), **outcome)))
+    """Match the messages that had this outcome in a requeue run, which may have sent them as waiting retries."""
+
+    def match(value: Any) -> Q:
+        run = int(value)
+        if RequeueRun.objects.filter(pk=run).exclude(retries_of="").exists():
+            return Q(Exists(EarlyRetry.objects.filter(run=run, identity=OuterRef("identity"), **outcome)))
+        return _of_item(run, **outcome)
+
+    return match
+
+
+def _of_item(run: int, **outcome: Any) -> Q:
+    return Q(Exists(RequeueItem.objects.filter(run=run, message=OuterRef("pk"), **outcome)))
 
 
 def _left_out(value: Any) -> Q:
     """Match the messages that a requeue run left out, such as 12, or only those of one reason, such as 12:late."""
     run, _colon, code = str(value).partition(":")
-    return _of_run(state=ItemState.SKIPPED, **({"skip_code": code} if code else {}))(run)
+    return _of_item(int(run), state=ItemState.SKIPPED, **({"skip_code": code} if code else {}))
+
+
+def _sent_after(value: Any) -> Q:
+    """Match the messages that a later requeue run has sent."""
+    later = RequeueItem.objects.filter(run__gt=int(value), message=OuterRef("pk"), sent_at__isnull=False)
+    return Q(Exists(later))
+
+
+def _doubted(value: Any) -> Q:
+    if value not in DOUBTS:
+        raise ValueError(f"unknown doubt {value}; known are {', '.join(DOUBTS)}")
+    items = RequeueItem.objects.filter(Q(handled__gt=1) | Q(handled=1, redelivered=True)).order_by()
+    return Q(pk__in=items.values("message")) if value == "twice" else Q(state__in=OPEN) & may_have_run()
 
 
 def _listed(value: Any) -> Q:
@@ -285,16 +326,37 @@ FIELDS: Mapping[str, Field] = {
     "waiting_of_run": Field(
         _of_run(state=ItemState.SENT), pgettext_lazy("filter", "without an outcome in requeue run")
     ),
+    "no_outcome": Field(
+        lambda _value: overdue(database_clock.now(records_alias())), pgettext_lazy("filter", "without an outcome")
+    ),
     "left_out_of_run": Field(_left_out, pgettext_lazy("filter", "left out of requeue run")),
     "unsent_of_run": Field(
-        _of_run(state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED),
+        lambda value: _left_out(f"{int(value)}:{ItemReason.STOPPED}") & ~_sent_after(value),
         pgettext_lazy("filter", "not sent by requeue run"),
+    ),
+    "unconfirmed_of_run": Field(
+        _of_run(state=ItemState.UNCONFIRMED),
+        pgettext_lazy("filter", "not confirmed in requeue run"),
+        "RUN",
+        "that the broker did not confirm in this requeue run",
     ),
     "handled_twice_of_run": Field(
         _of_run(handled__gt=1),
         pgettext_lazy("filter", "handled twice in requeue run"),
         "RUN",
         "that were handled twice in this requeue run",
+    ),
+    "perhaps_twice_of_run": Field(
+        _of_run(handled__lte=1, redelivered=True),
+        pgettext_lazy("filter", "perhaps handled twice in requeue run"),
+        "RUN",
+        "that may have been handled twice in this requeue run",
+    ),
+    "doubt": Field(
+        _doubted,
+        pgettext_lazy("filter", "doubt"),
+        "DOUBT",
+        '"handled" for those that may have been handled, "twice" for those that were handled twice, or perhaps',
     ),
     "edited_at": Field(_edited_at, pgettext_lazy("filter", "edited at")),
     "cycle_min": Field(
@@ -322,7 +384,7 @@ FIELDS: Mapping[str, Field] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Chosen messages; messages parked afterwards are never included."""
+    """Chosen messages; messages parked or restored afterwards are never included."""
 
     filter: Mapping[str, Any] = field(default_factory=dict)
     """``FIELDS`` with their values; if records are named, it is empty or excludes some of them."""
@@ -333,17 +395,20 @@ class Selection:
     max_id: int = 0
     as_of: datetime
     count: int
+    apart: frozenset[int] | None = None
+    """The records that its list of keys leaves out, if a page has read them."""
 
     @classmethod
     def of_filter(cls, filter: Mapping[str, Any]) -> "Selection":  # noqa: A002 - its name
         """Select all messages that match a filter now; an empty filter matches all."""
         words = dict(filter) or {"state": State.values}
+        # Before they are counted: what is opened again meanwhile may not be among them.
+        now = database_clock.now(_records().db)
         try:
             rows = narrowed(_records(), words)
             totals = rows.order_by().aggregate(count=Count("pk"), last=Max("pk"), parked=Max("parked_at"))
         except (ValueError, TypeError, ValidationError) as error:
             raise Refused(_("The filter cannot be used: %(error)s") % {"error": error}) from error
-        now = database_clock.now(rows.db)
         # A worker whose clock is ahead may have parked a message "later" than now; it is selected nevertheless.
         as_of = max(now, totals["parked"] or now)
         return cls(filter=words, max_id=totals["last"] or 0, as_of=as_of, count=totals["count"])
@@ -387,12 +452,22 @@ class Selection:
 
     def leaving_out(self, listed: Mapping[str, int] | None) -> "Selection":
         """Return this frozen selection without the messages that a list names; all of it if there is no list."""
-        changed = replace(self, filter={**self._whole, **({EXCEPT: dict(listed)} if listed else {})}, request=0)
+        words = {**self._whole, **({EXCEPT: dict(listed)} if listed else {})}
+        changed = replace(self, filter=words, request=0, apart=None)
         return replace(changed, count=changed.queryset().count())
 
     def undiminished(self) -> QuerySet[ParkedMessage]:
         """Return the records that still match, with those that a list leaves out, also of a request."""
-        return replace(self, filter=self._whole, request=0).queryset()
+        return replace(self, filter=self._whole, request=0, apart=None).queryset()
+
+    def looked_at(self, apart: frozenset[int]) -> "Selection":
+        """Return it for the queries of one page that has read which records its list of keys leaves out.
+
+        None of them matches keys then, which takes longer than all else. What acts takes the selection itself, because
+        a message with such a key may arrive meanwhile.
+        """
+        _keys_of(self.filter[EXCEPT])
+        return replace(self, apart=apart) if takes_arrays(records_alias()) else self
 
     @property
     def _whole(self) -> Mapping[str, Any]:
@@ -439,16 +514,20 @@ class Selection:
         return {**what, "max_id": self.max_id, "as_of": self.as_of.isoformat(), "count": self.count}
 
     def queryset(self, members: QuerySet[RequestMember] | None = None) -> QuerySet[ParkedMessage]:
-        """Return the records that still match, without those parked, or parked again, since then.
+        """Return the records that still match, without those parked, or parked or opened again, since then.
 
         Named records and members, or only some ``members``, are returned whatever became of them.
         """
         if self.request:
             return _records().filter(pk__in=(self.members if members is None else members).values("message"))
-        rows = narrowed(_records(), self.filter)
+        rows = narrowed(_records(), self.filter if self.apart is None else self._whole)
+        if self.apart:
+            rows = rows.filter(none_of("pk", self.apart, using=rows.db))
         if self.named:
             return rows.filter(pk__in=list(self.revisions))
-        return rows.filter(pk__lte=self.max_id, parked_at__lte=self.as_of)
+        # Others that match now were discarded, on hold or under way then, so nobody has seen them among these.
+        seen = Q(reopened_at=None) | Q(reopened_at__lte=self.as_of)
+        return rows.filter(seen, pk__lte=self.max_id, parked_at__lte=self.as_of)
 
     def check(self, count_now: int) -> None:
         """Refuse a selection that has grown, or of which no message is left."""
@@ -477,8 +556,10 @@ def _described(name: str, value: Any) -> str:
     if name in (LISTED, EXCEPT):
         keys = plural(value["count"], "key")
         return f"list of {keys}" if name == LISTED else f"without {keys}"
+    if name == "state":
+        return " or ".join(one.replace("_", " ") for one in _several(value))
     if name != "group":
-        return f"{name} {_words(value)}"
+        return f"{name.replace('_', ' ')} {_words(value)}"
     groups = ErrorGroup.objects.using(records_alias()).in_bulk(group_numbers(value))
     return ", ".join(str(groups.get(number, f"#{number}")) for number in group_numbers(value))
 

@@ -13,16 +13,18 @@ from django.db.models import Count, Exists, Min, OuterRef, Q, QuerySet
 
 from django_rmq_retry.messages.identity import text_digest
 from django_rmq_retry.models import ItemReason, ParkedMessage
-from django_rmq_retry.models.parked import OPEN, DiscardCategory, State
+from django_rmq_retry.models.parked import FOR_ANOTHER, OPEN, State, discarded_for
+from django_rmq_retry.parked.may_have_run import may_have_run
 from django_rmq_retry.statements import KEYS_AT_ONCE, ROWS_AT_ONCE, in_slices, with_one_of
 
 DIGITS = 15
 """Of the hexadecimal digest: as many as fit into a number of 64 bits."""
 EITHER = (False, True)
 """Whether marked or not: the index begins with the mark."""
-PERHAPS_DONE = Q(state=State.DISCARDED) & ~Q(resolution__startswith=DiscardCategory.DUPLICATE.value)
-PERHAPS_DONE &= ~Q(resolution__startswith=DiscardCategory.BAD_DATA.value)
+PERHAPS_DONE = Q(state=State.DISCARDED) & ~discarded_for(FOR_ANOTHER)
 """The discarded messages whose effect somebody may have had by hand, or did not want."""
+RESTORED = Q(state__in=OPEN, restored=True)
+"""The open messages whose discard was undone, but by its reason somebody may have done what they request."""
 SENT = Q(succeeded_at__isnull=False) | Q(state__in=(State.REQUEUEING, State.REQUEUED, State.PROCESSED))
 """The messages that were handled, or may be at any moment."""
 Rows = QuerySet[ParkedMessage]
@@ -81,13 +83,13 @@ def kept_back(chosen: Q, under_way: Q, now: datetime) -> Q:
     The first one is the oldest of the chosen ones, because messages are sent in this order. Both conditions are asked
     of siblings only.
     """
-    others = _others(has_siblings=True)
+    alike = others(has_siblings=True)
     earlier = Q(parked_at__lt=OuterRef("parked_at")) | Q(parked_at=OuterRef("parked_at"), pk__lt=OuterRef("pk"))
     earlier &= Q(state__in=OPEN) & chosen
     waits = _waits(now)
     # Of two that both wait, and were included, the first one is sent.
-    before = ~waits & Exists(others.filter(waits | earlier)) | waits & Exists(others.filter(waits & earlier))
-    gone = Exists(others.filter(SENT | under_way))
+    before = ~waits & Exists(alike.filter(waits | earlier)) | waits & Exists(alike.filter(waits & earlier))
+    gone = Exists(alike.filter(SENT | under_way))
     return Q(state__in=OPEN, has_siblings=True) & (gone | before)
 
 
@@ -99,13 +101,13 @@ def kept_back_since(
     A sibling was sent, held or discarded after they were chosen, or was stored at the same moment.
     """
     found: dict[int, ItemReason] = {}
-    others, waits = _others(has_siblings__in=EITHER), _waits(now)
+    alike, waits = others(has_siblings__in=EITHER), _waits(now)
     rows = ParkedMessage.objects.using(using).filter(pk__in=[message.pk for message in messages])
     if "key_discarded" not in include:
-        discarded = rows.filter(Exists(others.filter(PERHAPS_DONE)))
+        discarded = rows.filter(Exists(alike.filter(PERHAPS_DONE)))
         found |= dict.fromkeys(discarded.values_list("pk", flat=True), ItemReason.KEY_DISCARDED)
     if "copies" not in include:
-        kept = rows.filter(Q(Exists(others.filter(SENT))) | ~waits & Exists(others.filter(waits)))
+        kept = rows.filter(Q(Exists(alike.filter(SENT))) | ~waits & Exists(alike.filter(waits)))
         found |= dict.fromkeys(kept.values_list("pk", flat=True), ItemReason.COPIES)
         first: dict[int | None, int] = {}
         for message in messages:
@@ -114,7 +116,7 @@ def kept_back_since(
     return found
 
 
-def _others(**which: Any) -> Rows:
+def others(**which: Any) -> Rows:
     """Return the siblings of the message of an outer query."""
     return ParkedMessage.objects.filter(content=OuterRef("content"), **which).exclude(pk=OuterRef("pk"))
 
@@ -122,4 +124,5 @@ def _others(**which: Any) -> Rows:
 def _waits(now: datetime) -> Q:
     """Match the open messages that only an operator may send, whatever becomes of their siblings."""
     held = Q(state=State.ON_HOLD) & ~Q(held_until__lte=now)
-    return held | Q(state__in=OPEN) & (Q(unconfirmed=True) | Q(discarded_at__isnull=False))
+    unsure = Q(unconfirmed=True) | may_have_run() | Q(discarded_at__isnull=False)
+    return held | RESTORED | Q(state__in=OPEN) & unsure

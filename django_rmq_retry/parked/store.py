@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol, cast
 from uuid import uuid4
 
-from django.db import connections, router, transaction
+from django.db import connections, router
 from django.db.models import F
 
 from django_rmq_retry import database_clock, signals
@@ -19,20 +19,24 @@ from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import By, ParkedCopy
+from django_rmq_retry.messages.reasons import MAY_HAVE_RUN
 from django_rmq_retry.messages.tracebacks import GROUPING_RULE
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun
 from django_rmq_retry.models.parked import OriginKey, reduced
 from django_rmq_retry.models.runs import MAY_BE_DELIVERED
+from django_rmq_retry.parked import early_outcomes
 from django_rmq_retry.parked.arrivals import Arrival, BusinessKeyReader, Step, apply_step, step_for
 from django_rmq_retry.parked.database import outage
 from django_rmq_retry.parked.groups import GroupTally
+from django_rmq_retry.parked.may_have_run import queues_with_once
+from django_rmq_retry.parked.outcomes import note_earlier_handlings
 from django_rmq_retry.parked.siblings import content_of, mark
-from django_rmq_retry.statements import BulkInsert, lock, locking, write_first
+from django_rmq_retry.statements import BulkInsert, lock, locking, writing
 
 log = logging.getLogger("django_rmq_retry")
 
 FIELDS = ParkedMessage._meta.concrete_fields  # noqa: SLF001 - Django's own name for it
-LATER = {"held_until", "claimed_until", "requeued_at", "succeeded_at", "discarded_at", "resolved_at"}
+LATER = {"held_until", "claimed_until", "requeued_at", "discarded_at", "resolved_at", "reopened_at"}
 """Columns that have no value in a new record."""
 COLUMNS = tuple(field.attname for field in FIELDS if not field.primary_key and field.name not in LATER)
 DEFAULTS = {field.attname: field.get_default() for field in FIELDS}
@@ -42,10 +46,10 @@ values_of = attrgetter(*COLUMNS)
 
 CHANGED = (
     *("state", "group_id", "parked_in", "handler", "by", "reason", "detail", "error", "error_text", "summary"),
-    *("attempts", "traceparent", "failed_at", "parked_at", "copies", "copy", "unconfirmed", "claimed_until"),
-    *("resolved_at", "resolution", "published_again"),
+    *("attempts", "traceparent", "failed_at", "parked_at", "copies", "copy", "unconfirmed", "unacked"),
+    *("claimed_until", "resolved_at", "resolution", "restored", "published_again", "succeeded_at"),
 )
-READ = ("pk", "identity", "revision", "cycle", "requeued_at", "queue", "type", "succeeded_at", *CHANGED)
+READ = ("pk", "identity", "revision", "cycle", "requeued_at", "queue", "type", *CHANGED)
 STORE_TRIES = 3
 """Attempts to store a single message while the database accepts others: another transaction may hold a lock."""
 
@@ -153,8 +157,8 @@ class BatchWriter:
         """Identities of this batch's messages without an ID. Equal ones are two messages: none is unacked twice."""
         self._new: list[tuple[ParkedMessage, list[str]]] = []
         self._changed: dict[int, ParkedMessage] = {}
-        self._failed: set[tuple[int, int]] = set()
-        """Records that failed again, each with the cycle that failed."""
+        self._failed: dict[tuple[int, int], bool] = {}
+        """Records that failed again, each with the cycle that failed, and whether its worker may have done its work."""
 
     def write(self) -> None:
         self._look_up()
@@ -180,6 +184,15 @@ class BatchWriter:
         """Mark the new records that have siblings, and those. Call it after the commit."""
         mark((record.content for record, _keys in self._new), using=self._alias)
 
+    def note_handlings(self) -> None:
+        """Note of which stored messages a copy was handled before, or was sent early. Call it after the commit."""
+        named = [record for record, _keys in self._new if record.message_id]
+        stored = (*named, *self._changed.values())
+        note_earlier_handlings({record.identity for record in stored})
+        # Of others an attempt tells it.
+        if doubtful := {record.identity for record in stored if record.reason in MAY_HAVE_RUN or record.unacked}:
+            early_outcomes.note(doubtful)
+
     def _look_up(self) -> None:
         """Load the records that these arrivals may belong to, locked in one order."""
         identities = {arrival.identity for arrival in self._arrivals}
@@ -200,15 +213,19 @@ class BatchWriter:
         step = step_for(record, arrival, ticket=ticket, now=self._now)
         if step is Step.SAME:
             return
-        before, group, origin = record.state, record.group_id, OriginKey.of(record)
+        before, group, origin, unacked = record.state, record.group_id, OriginKey.of(record), record.unacked
         if apply_step(record, arrival, step):
             record.group_id = self._groups[arrival.group.fingerprint]
             self._tally.moved(origin, before, None)
             self._tally.moved(OriginKey.of(record), None, record.state)
-            self._tally.arrived(record.group_id, arrival.at)
+            seen = self._tally.copied if step is Step.NEWER else self._tally.arrived
+            seen(record.group_id, arrival.at)
         if step is Step.AGAIN:
             self._tally.failed_again(group)
-            self._failed.add((record.pk, record.cycle))
+        if ticket is not None and ticket.cycle == record.cycle:
+            # What a consumer did not acknowledge before the requeue has been decided on.
+            doubtful = arrival.parked.reason in MAY_HAVE_RUN or (arrival.unacked and not unacked)
+            self._failed[record.pk, record.cycle] = doubtful and record.queue not in queues_with_once()
         if record.pk:
             self._changed[record.pk] = record
 
@@ -240,6 +257,7 @@ class BatchWriter:
                 "business_key": name,
                 "content": content_of(contents["queue"], contents["type"], name, contents["sha256"]),
                 "copy": arrival.parked.copy_digest,
+                "unacked": arrival.unacked,
                 "recorded_at": self._now,
                 **contents,
                 **arrival.failure(),
@@ -270,13 +288,18 @@ class BatchWriter:
         numbers = sorted(set(items.values_list("run", flat=True)))
         lock(runs.filter(pk__in=numbers))
         ended = [item for item in items.filter(run__in=numbers) if (item.message_id, item.cycle) in self._failed]
+        begun = [item for item in ended if self._failed[item.message_id, item.cycle]]
+        items.filter(pk__in=[item.pk for item in begun]).update(redelivered=True)
         items.filter(pk__in=[item.pk for item in ended]).update(state=ItemState.FAILED, ended_at=self._now)
         failed = Counter(item.run_id for item in ended)
         doubtful = Counter(item.run_id for item in ended if item.state == ItemState.UNCONFIRMED)
+        perhaps = Counter(item.run_id for item in begun if item.handled <= 1 and not item.redelivered)
         for run in sorted(failed):
             counters: dict[str, Any] = {"failed": F("failed") + failed[run]}
             if doubtful[run]:
                 counters |= {"unconfirmed": reduced("unconfirmed", doubtful[run]), "sent": F("sent") + doubtful[run]}
+            if perhaps[run]:
+                counters["perhaps_twice"] = F("perhaps_twice") + perhaps[run]
             runs.filter(pk=run).update(**counters)
 
 
@@ -353,11 +376,11 @@ class RecordStore:
         # If the batch then fails, empty groups remain, which is harmless.
         groups = groups_of(arrivals, using=alias)
         batch = BatchWriter(arrivals, groups, alias=alias, keys=self._keys.of, now=database_clock.now(alias))
-        with transaction.atomic(using=alias):
-            write_first(ParkedMessage, alias)
+        with writing(ParkedMessage, using=alias):
             batch.write()
             self._committing = True
         batch.mark_siblings()
+        batch.note_handlings()
         if signals.recorded.receivers:
             _announce(batch)
 

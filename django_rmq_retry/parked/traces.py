@@ -11,6 +11,7 @@ from django_rmq_retry.breakers.halts import NOT_HALTED
 from django_rmq_retry.models import (
     AlertWatch,
     Attempt,
+    AttemptName,
     ConsumerProcess,
     EarlyRetry,
     FormerName,
@@ -27,9 +28,9 @@ CUT_AT = 100
 """Characters of a long key by which a text is said to name it: columns cut texts off, and a key with them."""
 IN_PLACE_OF_A_KEY = "(erased)"
 """What a stored list of keys has in the place of an erased one."""
-NUMBERS = ("ids", MESSAGES)
-"""What holds numbers of messages, in selections and in facts of actions: a key that is a number is not meant there."""
-EMPTY_ATTEMPT: Mapping[str, Any] = {"business_key": "", "error_text": "", "chain": [], "logs": "", "traceparent": ""}
+IDS = "ids"
+"""What holds the numbers of the messages of a selection."""
+EMPTY_ATTEMPT: Mapping[str, Any] = {"error_text": "", "chain": [], "logs": "", "traceparent": ""}
 M = TypeVar("M", bound=Model)
 
 
@@ -58,14 +59,22 @@ def texts_of(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        named = [pair for pair in value.items() if pair[0] not in NUMBERS]
+        named = [pair for pair in value.items() if not _holds_numbers(*pair)]
         yield from (text for pair in named for part in pair for text in texts_of(part))
     elif isinstance(value, list | tuple):
         yield from (text for part in value for text in texts_of(part))
 
 
+def _holds_numbers(name: object, value: object) -> bool:
+    """Return True for the numbers of records, where a key that is a number is not meant.
+
+    Of parked messages an action has their ranges in a text, but of the outbox a list of their ids.
+    """
+    return name == IDS or (name == MESSAGES and isinstance(value, str))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
+class ErasedElsewhere:
     """The rows that are about other things, and name an erased key or message."""
 
     keys: Collection[str]
@@ -76,15 +85,19 @@ class Elsewhere:
     early: Collection[int]
     attempts: Collection[int]
     """Also those of messages that were never parked."""
+    names: Collection[int]
+    """By which a search finds attempts."""
     results: Collection[str]
     queues: Sequence[QueueControl]
     processes: Sequence[ConsumerProcess]
     alerts: Sequence[AlertWatch]
 
     @classmethod
-    def of(cls, keys: Collection[str], ids: Collection[str]) -> "Elsewhere":
+    def of(cls, keys: Collection[str], ids: Collection[str]) -> "ErasedElsewhere":
         """Find the rows that name one of these keys, or a message by one of these ids."""
         using = records_alias()
+        names = list(having(AttemptName.objects.using(using), "value", {*keys, *ids}))
+        tried = {row.identity for row in names if row.value in keys}
         return cls(
             keys=keys,
             ids=ids,
@@ -94,10 +107,11 @@ class Elsewhere:
             attempts=list(
                 dict.fromkeys(
                     row.pk
-                    for name in ("message_id", "business_key")
-                    for row in having(Attempt.objects.using(using).only(name), name, keys)
+                    for name, values in (("message_id", keys), ("identity", tried))
+                    for row in having(Attempt.objects.using(using).only(name), name, values)
                 )
             ),
+            names=[row.pk for row in names],
             results=[row.pk for row in having(StoredResult.objects.using(using).only("id"), "id", {*keys, *ids})],
             queues=[row for row in QueueControl.objects.using(using) if _changes(row, keys, ids)],
             processes=[
@@ -117,12 +131,14 @@ class Elsewhere:
         using = records_alias()
         for rows, numbers, values in (
             (ListedKey.objects.using(using), self.listed, {"value": IN_PLACE_OF_A_KEY}),
-            (FormerName.objects.using(using), self.former, {"value": ""}),
+            (FormerName.objects.using(using), self.former, {"value": "", "folded": ""}),
             (EarlyRetry.objects.using(using), self.early, {"shown": ""}),
             (Attempt.objects.using(using), self.attempts, {**EMPTY_ATTEMPT, "message_id": ""}),
         ):
             for some in in_slices(numbers, VALUES_AT_ONCE):
                 rows.filter(pk__in=some).update(**values)
+        for some in in_slices(self.names, VALUES_AT_ONCE):
+            AttemptName.objects.using(using).filter(pk__in=some).delete()
         for ids in in_slices(self.results, VALUES_AT_ONCE):
             StoredResult.objects.using(using).filter(pk__in=ids).delete()
         for queue in self.queues:

@@ -101,6 +101,7 @@ def as_data(message: ParkedMessage, payload: Payload = Payload.NONE) -> dict[str
         text, hidden = masked(bytes(message.body), message.content_type, settings().operators.mask)
         return {**data, "body": text, "hidden": hidden, "headers": _headers(message)}
     whole = {"body": bytes(message.body), "properties": bytes(message.properties)}
+    data["unacked"] = message.unacked
     return {**data, **{f"{name}_base64": base64.b64encode(value).decode() for name, value in whole.items()}}
 
 
@@ -108,7 +109,8 @@ def run_lines(run_id: int, actor: Actor, *, allowed: Allowed | None = None) -> I
     """Return the result of each message of a run, as the lines of a table."""
     items = RequeueItem.objects.filter(run=run_id).order_by("place").select_related("message").defer(*HEAVY)
     log_action(actor, Action.EXPORT, run=run_id, count=items.count(), facts={"form": "csv"})
-    head = ("place", "id", "business_key", "message_id", "queue", "state", "skip_code", "error", "sent_at", "ended_at")
+    names = ("place", "id", "business_key", "message_id", "queue")
+    head = (*names, "state", "skip_code", "error", "sent_at", "ended_at", "handled", "redelivered")
     shown = (one for one in items.iterator(chunk_size=1000) if allowed is None or not allowed(one.message))
     return csv_lines(head, map(_result, shown))
 
@@ -117,9 +119,8 @@ def early_lines(run_id: int, actor: Actor, *, named: bool = True) -> Iterator[st
     """Return the same for a run that sends retries before they are due; without their names unless ``named``."""
     rows = EarlyRetry.objects.filter(run=run_id).order_by("pk")
     log_action(actor, Action.EXPORT, run=run_id, count=rows.count(), facts={"form": "csv"})
-    head = ("message", "state", "sent_at", "ended_at")
-    cells = ([one.shown if named else "", one.state, *map(_plain, (one.sent_at, one.ended_at))] for one in rows)
-    return csv_lines(head, cells)
+    head = ("message", "state", "error", "sent_at", "ended_at", "handled", "redelivered")
+    return csv_lines(head, ([one.shown if named else "", *_early_result(one)] for one in rows))
 
 
 def audit_lines(rows: "QuerySet[OperatorAction]", actor: Actor, *, form: str = "csv") -> Iterator[str]:
@@ -146,11 +147,16 @@ def neutral(cell: object) -> str:
     return f"'{text}" if text.startswith(FORMULA) and not isinstance(cell, (int, float)) else text
 
 
+def _early_result(one: EarlyRetry) -> list[object]:
+    return [one.state, one.error, _plain(one.sent_at), _plain(one.ended_at), one.handled, one.redelivered]
+
+
 def _result(item: RequeueItem) -> list[object]:
     message = item.message
     names = [message.pk, message.business_key, message.message_id, message.queue]
     error = message.error if item.state == ItemState.FAILED else ""
-    return [item.place, *names, item.state, item.skip_code, error, _plain(item.sent_at), _plain(item.ended_at)]
+    outcome = [item.state, item.skip_code, error, _plain(item.sent_at), _plain(item.ended_at)]
+    return [item.place, *names, *outcome, item.handled, item.redelivered]
 
 
 class _Echo:
@@ -258,6 +264,7 @@ def _delivery(row: Mapping[str, Any], *, edits: bool) -> Delivery:
         routing_key=str(row["routing_key"]),
         queue=str(row["queue"]),
         summary=str(row["summary"]),
+        unacked=int(row.get("unacked", False) is True),
     )
     group = row["group"]
     failure = {

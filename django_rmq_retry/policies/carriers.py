@@ -85,6 +85,8 @@ class Carrier(ABC):
     """True if a copy carries the remaining wait when one waiting queue cannot cover the whole delay."""
     keeps_unacked = False
     """True if a message stays unacked at the consumer while it waits."""
+    redelivers = False
+    """True if its retries are marked as redelivered, like a message whose consumer was killed."""
 
     @property
     def pace(self) -> float | None:
@@ -288,6 +290,7 @@ class Native(Carrier):
     needs = (4, 3)
     quarantines = False
     stamps = False
+    redelivers = True
 
     def __post_init__(self) -> None:
         check_seconds("Native", self.first)
@@ -332,6 +335,7 @@ class NackRequeue(Carrier):
     stamps = False
     by_name = False
     keeps_unacked = True
+    redelivers = True
 
     def attempt(self, route: Route, delivery: Delivery) -> int:
         return 2 if delivery.redelivered else 1

@@ -66,8 +66,8 @@ class DeadLetter(Carrier):
         check_seconds("DeadLetter(after=…)", self.after)
         check_queue(self.queue)
         _check_back(self.back)
-        for key in (self.key, self.back_key):
-            check_text("routing key", key or "")
+        for name, key in (("key", self.key), ("back_key", self.back_key)):
+            check_text(f"routing key of DeadLetter({name}=…)", key or "")
         if isinstance(self.queue, Queue) and self.queue.message_ttl is not None:
             raise ConfigurationError(
                 f"Queue {self.queue.name!r} has a message_ttl, but DeadLetter(after=…) sets that wait. "
@@ -116,8 +116,9 @@ class DeadLetter(Carrier):
         bound_back = goes_in and (self.back_key is not None or _finds_back(route, self.back, key))
         # Reject only if the broker will return the message. A message that was copied before may have another key at
         # the broker than its delivery shows. CC would send copies on each round of the loop. And on RabbitMQ 3 a
-        # malformed x-death crashes the queue or loses the message.
-        unmarked = PREFIX_BYTES not in delivery.raw and "CC" not in delivery.headers
+        # malformed x-death crashes the queue or loses the message. Only a copy tells that a consumer had the message
+        # before and did not acknowledge it.
+        unmarked = PREFIX_BYTES not in delivery.raw and "CC" not in delivery.headers and not hop.stamp.unacked
         if unmarked and bound_back and comes_back(delivery.headers, route.work.name):
             return Settlement(instruction=Instruction.REJECT)
         # If a key is not bound in the loop, the broker silently drops the rejected message, so publish a copy, which

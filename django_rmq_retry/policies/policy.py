@@ -82,7 +82,7 @@ class Policy(ABC):
         """Return the decision of the handler if it raised Park or Discard, else that of the rule."""
         error = failure.error
         if isinstance(error, Park):
-            return park(Reason.REQUESTED, short(error.reason) or "The handler parked it.", _cause(error))
+            return park(Reason.REQUESTED, short(error.reason) or "The handler parked it.", _said(error))
         if isinstance(error, Discard):
             return discard(short(error.reason) or "The handler discarded it.", _cause(error))
         return self.rule(failure)
@@ -262,6 +262,14 @@ def _delay(failure: Failure, backoff: Backoff, via: Carrier) -> float:
 
 def _note_of(error: BaseException) -> ErrorNote:
     return _cause(error) or ErrorNote.of(error)
+
+
+def _said(error: Park) -> ErrorNote | None:
+    """Return the cause with the handler's own words before its text: an operator reads these first."""
+    cause, words = _cause(error), short(error.reason)
+    if cause is None or not words or words in cause.text:
+        return cause
+    return ErrorNote(kind=cause.kind, text=short(f"{words}: {cause.text}" if cause.text else words))
 
 
 def _cause(error: BaseException) -> ErrorNote | None:

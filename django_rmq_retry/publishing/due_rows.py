@@ -14,7 +14,7 @@ from django.db.models import Exists, Min, OuterRef, Q, QuerySet
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing.outbox_rows import READ, SPARE_SECONDS, OutboxRow, row_from_table
-from django_rmq_retry.statements import with_one_of, write_first
+from django_rmq_retry.statements import with_one_of, writing
 
 MOST_BATCH_ROWS = 1000
 MOST_BATCH_BYTES = 16 * 1024 * 1024
@@ -29,7 +29,7 @@ def skips_locked(using: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedRows:
     """The selection of rows for one batch."""
 
     most: int = MOST_BATCH_ROWS
@@ -41,7 +41,7 @@ class Wanted:
 
 
 @contextmanager
-def claimed(using: str, wanted: Wanted, *, lease: float) -> Iterator[list[OutboxRow]]:
+def claimed(using: str, wanted: WantedRows, *, lease: float) -> Iterator[list[OutboxRow]]:
     """Claim rows that no other process sends: locked until the block ends, or leased without SKIP LOCKED."""
     if skips_locked(using):
         with transaction.atomic(using=using):
@@ -66,16 +66,15 @@ def _due(using: str, now: datetime) -> QuerySet[OutboxMessage]:
     return OutboxMessage.objects.using(using).filter(failed_at__isnull=True, due_at__lte=now)
 
 
-def _lease_rows(using: str, wanted: Wanted, lease: float) -> list[OutboxRow]:
-    with transaction.atomic(using=using):
-        write_first(OutboxMessage, using)
+def _lease_rows(using: str, wanted: WantedRows, lease: float) -> list[OutboxRow]:
+    with writing(OutboxMessage, using=using):
         rows = _take_rows(using, wanted, lock=False)
         until = database_clock.now(using) + timedelta(seconds=lease)
         OutboxMessage.objects.using(using).filter(pk__in=[row.id for row in rows]).update(due_at=until)
     return [replace(row, due_at=until) for row in rows]
 
 
-def _take_rows(using: str, wanted: Wanted, *, lock: bool) -> list[OutboxRow]:
+def _take_rows(using: str, wanted: WantedRows, *, lock: bool) -> list[OutboxRow]:
     ready = _due(using, database_clock.now(using)).filter(
         *([Q(pk__in=wanted.only)] if wanted.only else [Q(alone=wanted.alone)]),
         *([~Q(exchange__in=wanted.without)] if wanted.without else []),
@@ -89,7 +88,7 @@ def _take_rows(using: str, wanted: Wanted, *, lock: bool) -> list[OutboxRow]:
     return [row_from_table(row, until=until) for some in found for row in some.values_list(*READ)]
 
 
-def _heads(using: str, ready: QuerySet[OutboxMessage], wanted: Wanted, *, lock: bool) -> list[Sized]:
+def _heads(using: str, ready: QuerySet[OutboxMessage], wanted: WantedRows, *, lock: bool) -> list[Sized]:
     """Return the due rows without an ordering key, and the first row of each ordering key."""
     earlier = OutboxMessage.objects.using(using).filter(order_key=OuterRef("order_key"), pk__lt=OuterRef("pk"))
     rows = ready.filter(Q(order_key="") | ~Exists(earlier)).order_by("pk")

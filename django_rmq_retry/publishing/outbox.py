@@ -42,7 +42,7 @@ class AfterCommit:
         try:
             self._hand_over()
         except Exception as error:  # noqa: BLE001 - the rows are committed, and a relay sends them
-            outgoing.left(len(self.rows), self.using, error)
+            outgoing.log_left(len(self.rows), self.using, error)
 
     def _hand_over(self) -> None:
         connection, reach = connections[self.using], broker_connections.connections.reach

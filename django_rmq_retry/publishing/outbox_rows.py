@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -17,7 +17,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
-from django_rmq_retry.statements import in_slices, insert_of
+from django_rmq_retry.statements import in_slices, insert_of, inserted_id, missing_tables
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -91,8 +91,8 @@ def table_exists(using: str) -> bool:
     place = _database_key(using)
     until = _missing_until.get(place)
     if until is None or 0 < until < time.monotonic():
-        there = TABLE in connections[using].introspection.table_names()
-        _missing_until[place] = 0.0 if there else time.monotonic() + LOOKUP_SECONDS
+        missing = missing_tables([TABLE], using)
+        _missing_until[place] = time.monotonic() + LOOKUP_SECONDS if missing else 0.0
     return not _missing_until[place]
 
 
@@ -141,7 +141,7 @@ def insert(messages: Sequence[Message], *, using: str, lease: float) -> list[Out
     parts = _parts(messages, at_once) if len(messages) > 1 else [messages]
     with nullcontext() if len(parts) < 2 else transaction.atomic(using=using, savepoint=False):  # noqa: PLR2004
         for some in parts:
-            values = [value for message in some for value in _values(connection, message, times)]
+            values = [value for message in some for value in _values(message, times)]
             ids = _insert_values(connection, values, len(some))
             rows += _rows(ids, some, due, until)
     return rows
@@ -165,7 +165,7 @@ def _copy(connection: BaseDatabaseWrapper, messages: Sequence[Message], times: t
             columns = ", ".join(map(quote, ("id", *COLUMNS)))
             with cursor.copy(f"COPY {quote(TABLE)} ({columns}) FROM STDIN") as copy:
                 for id, message in zip(ids, messages, strict=True):  # noqa: A001
-                    copy.write_row((id, *_values(connection, message, times)))
+                    copy.write_row((id, *_values(message, times)))
         return ids
 
 
@@ -183,24 +183,26 @@ def _parts(messages: Sequence[Message], at_once: int) -> Sequence[Sequence[Messa
 
 def _insert_values(connection: BaseDatabaseWrapper, values: Sequence[Any], count: int) -> list[int]:
     returning = "id" if connection.features.can_return_columns_from_insert else ""
+    statement = insert_of(connection.alias, TABLE, COLUMNS, rows=count, returning=returning)
     with connection.cursor() as cursor:
-        cursor.execute(insert_of(connection.alias, TABLE, COLUMNS, rows=count, returning=returning), values)
+        if count == 1 and (number := inserted_id(cursor, statement, values)) is not None:
+            return [number]
+        cursor.execute(statement, values)
         if returning:
             # The database assigns ids in the order of the rows, but may return them in another order.
             return sorted(int(one) for (one,) in cursor.fetchall())
         return [int(cursor.lastrowid)]
 
 
-def _values(connection: BaseDatabaseWrapper, message: Message, times: tuple[Any, Any]) -> tuple[Any, ...]:
-    binary = connection.Database.Binary  # type: ignore[attr-defined]  # the driver, on every backend
+def _values(message: Message, times: tuple[Any, Any]) -> tuple[Any, ...]:
     return (
         stored_name(message),
         message.exchange,
         message.routing_key,
         message.mandatory,
-        binary(bytes(message.body)),
+        bytes(message.body),
         len(message.body),
-        binary(encode_properties(message.properties)),
+        encode_properties(message.properties),
         message.order_key,
         *times,
     )
@@ -243,9 +245,8 @@ def delete(ids: Sequence[int], *, using: str) -> None:
     lazily = "SET LOCAL synchronous_commit TO OFF; " if connection.vendor == "postgresql" else ""
     table = connection.ops.quote_name(TABLE)
     for some in in_slices(ids, DELETED_AT_ONCE):
-        numbers = ", ".join(str(int(one)) for one in some)
         with connection.cursor() as cursor:
-            cursor.execute(f"{lazily}DELETE FROM {table} WHERE id IN ({numbers})")  # noqa: S608 - numbers only
+            cursor.execute(f"{lazily}DELETE FROM {table} WHERE id IN ({_listed(some)})")  # noqa: S608 - numbers only
 
 
 def renew(rows: Sequence[OutboxRow], *, using: str, seconds: float) -> list[OutboxRow]:
@@ -275,9 +276,8 @@ def _lease(rows: Sequence[OutboxRow], using: str, due: datetime, *, after: datet
     times = {row.due_at for row in rows if row.due_at is not None}
     if not times:
         return 0
-    ids, places = ", ".join(str(int(row.id)) for row in rows), ", ".join(["%s"] * len(times))
-    adapted = connections[using].ops.adapt_datetimefield_value
-    where = f"id IN ({ids}) AND due_at IN ({places}) AND due_at > %s"
+    adapted, places = connections[using].ops.adapt_datetimefield_value, ", ".join(["%s"] * len(times))
+    where = f"id IN ({_listed(row.id for row in rows)}) AND due_at IN ({places}) AND due_at > %s"
     return _update(using, "due_at = %s", where, [adapted(due), *map(adapted, times), adapted(after)])
 
 
@@ -289,14 +289,17 @@ def postpone(row: int, *, using: str, seconds: float, attempts: int, error: str)
 def send_alone(ids: Sequence[int], *, using: str) -> None:
     """Mark rows over one of which the broker may have closed the channel or the connection."""
     for some in in_slices(ids, DELETED_AT_ONCE):
-        numbers = ", ".join(str(int(one)) for one in some)
-        _update(using, "alone = %s", f"id IN ({numbers})", [True])
+        _update(using, "alone = %s", f"id IN ({_listed(some)})", [True])
 
 
 def mark_failed(row: int, *, using: str, attempts: int, error: str) -> None:
     """Mark a row as failed, which keeps it for an operator."""
     now = connections[using].ops.adapt_datetimefield_value(database_clock.now(using))
     _update(using, "failed_at = %s, attempts = %s, error = %s", "id = %s", [now, attempts, short(error, 1000), row])
+
+
+def _listed(ids: Iterable[int]) -> str:
+    return ", ".join(str(int(one)) for one in ids)
 
 
 def _update(using: str, changes: str, where: str, values: Sequence[Any]) -> int:
@@ -308,7 +311,7 @@ def _update(using: str, changes: str, where: str, values: Sequence[Any]) -> int:
 
 def rows_in_table(rows: Sequence[OutboxRow], *, using: str) -> list[OutboxRow]:
     """Return the rows that are in the table, by id and message id: SQLite reuses the ids of rolled back rows."""
-    ids = ", ".join(str(int(row.id)) for row in rows)
+    ids = _listed(row.id for row in rows)
     there = set(_select(using, f"id, message_id FROM {{table}} WHERE id IN ({ids})", ()))
     return [row for row in rows if (row.id, stored_name(row.message)) in there]
 
@@ -316,7 +319,7 @@ def rows_in_table(rows: Sequence[OutboxRow], *, using: str) -> list[OutboxRow]:
 def earliest(order_keys: Collection[str], *, using: str, without: Collection[int] = ()) -> dict[str, int]:
     """Return the first row of each of these ordering keys, apart from the given rows."""
     keys = ", ".join(["%s"] * len(order_keys))
-    others = f" AND id NOT IN ({', '.join(str(int(one)) for one in without)})" if without else ""
+    others = f" AND id NOT IN ({_listed(without)})" if without else ""
     # For MariaDB's collation keys that differ in case are equal; MIN() is then the key itself, not another spelling.
     same = "CAST(order_key AS BINARY)" if connections[using].vendor == "mysql" else "order_key"
     clause = f"MIN(order_key), MIN(id) FROM {{table}} WHERE order_key IN ({keys}){others} GROUP BY {same}"

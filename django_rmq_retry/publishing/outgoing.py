@@ -22,6 +22,8 @@ MOST_ROWS, MOST_BYTES = 10_000, 64 * 1024 * 1024
 """What is held at most, in rows and in bytes of their bodies; relays send what is beyond."""
 GATHER_SECONDS = 0.01
 """Seconds between two turns, in which rows and results gather: they are sent, and written, together."""
+GATHERING_TURNS = 3
+"""The turns for which results wait for others: the DELETE of one row costs more than sending it."""
 SILENT_SECONDS = 1.0
 """Seconds without a result for any row in flight after which the broker counts as unreachable."""
 WRITE_PAUSE_SECONDS, WRITE_TRIES = 0.5, 10
@@ -72,8 +74,8 @@ class Outgoing:
         self._handed: deque[Handed] = deque()
         """The rows that the database has to be asked about before they are sent."""
         self._rows = self._bytes = 0
-        self._gathered = False
-        """True if the last turn let results gather for this one."""
+        self._gathered = 0
+        """The number of turns in a row that let results gather."""
         self._keyed: dict[str, set[int]] = {}
         """The ids of the rows that are held, by ordering key."""
         self._unwritten = _Unwritten()
@@ -89,6 +91,11 @@ class Outgoing:
     def has_work(self) -> bool:
         """True if a turn has something to do, now or soon."""
         return bool(self._handed or self._sending.answers or self._unwritten)
+
+    @property
+    def held(self) -> int:
+        """The number of rows that are held."""
+        return self._rows
 
     def room(self) -> tuple[int, int]:
         """Return how many rows, and how many bytes of bodies, it would take."""
@@ -129,6 +136,10 @@ class Outgoing:
         self._sending.wait(0.0 if broker_connections.connections.reach.away else SILENT_SECONDS)
         self._note_silence()
 
+    def await_confirms(self, seconds: float) -> None:
+        """Wait for the confirms of what is sent, at most for some seconds."""
+        self._sending.wait(seconds)
+
     def turn(self, *, at_once: bool = False) -> float | None:
         """Do what is due, and return the seconds until more is; None if nothing is known to be.
 
@@ -141,9 +152,7 @@ class Outgoing:
             sent = self._sending.send_ready()
             seconds = self._write_due(at_once=at_once)
             # While there is work in each turn, nobody has to wake this thread.
-            seconds = GATHER_SECONDS if sent and seconds is None else seconds
-            self._gathered = seconds == GATHER_SECONDS
-            return seconds
+            return GATHER_SECONDS if sent and seconds is None else seconds
         finally:
             self._turning.release()
 
@@ -179,7 +188,7 @@ class Outgoing:
                 rows = renewed
             rows = self._in_turn(rows)
         except Exception as error:  # noqa: BLE001 - the rows are committed, and a relay sends them
-            left(len(rows), self.using, error)
+            log_left(len(rows), self.using, error)
             self._close_connection()
             self._forget(handed.rows)
             return
@@ -217,8 +226,10 @@ class Outgoing:
         now, sending, unwritten = time.monotonic(), self._sending, self._unwritten
         if unwritten.tries and now < unwritten.next_at and not at_once:
             return unwritten.next_at - now
-        if sending.answers and not (at_once or unwritten or self._gathered):
+        if sending.answers and self._gathered < GATHERING_TURNS and not (at_once or unwritten):
+            self._gathered += 1
             return GATHER_SECONDS
+        self._gathered = 0
         answers, unsent = sending.take()
         self._look_at_the_broker(answers)
         unwritten.results += answers
@@ -311,6 +322,12 @@ def _to_be_checked(row: OutboxRow) -> bool:
     return bool(row.message.order_key) or row.until - time.monotonic() < SPARE_SECONDS / 2
 
 
-def left(count: int, using: str, error: Exception) -> None:
-    text = "After the commit %s messages stay in the outbox of %r until a relay sends them: %s"
-    log.warning(text, count, using, error, extra={"event": "outbox_waiting"})
+def log_left(count: int, using: str, error: Exception) -> None:
+    messages, them = staying(count)
+    text = "After the commit %s in the outbox of %r until a relay sends %s: %s"
+    log.warning(text, messages, using, them, error, extra={"event": "outbox_waiting"})
+
+
+def staying(count: int) -> tuple[str, str]:
+    """Return what a log line says of so many messages, and how it names them again."""
+    return ("1 message stays", "it") if count == 1 else (f"{count} messages stay", "them")

@@ -11,7 +11,7 @@ from django.db import Error, OperationalError
 
 from django_rmq_retry.amqp.contracts import PublishEnd
 from django_rmq_retry.publishing import broker_connections, faults, outbox_rows
-from django_rmq_retry.publishing.due_rows import MOST_BATCH_ROWS, Wanted, claimed, skips_locked
+from django_rmq_retry.publishing.due_rows import MOST_BATCH_ROWS, WantedRows, claimed, skips_locked
 from django_rmq_retry.publishing.faults import Denied, RowFault
 from django_rmq_retry.publishing.outbox_rows import OutboxRow, RowResult, lease
 from django_rmq_retry.publishing.sending import Sending
@@ -57,17 +57,18 @@ class Relay:
         self.forget()
         probe = self._denied.next()
         if probe is not None:
-            return self._send_and_record(Wanted(most=1, only=[probe], without=self._denied.exchanges)) or Turn(failed=1)
+            wanted = WantedRows(most=1, only=[probe], without=self._denied.exchanges)
+            return self._send_and_record(wanted) or Turn(failed=1)
         for alone in (self._alone_first, not self._alone_first):
             most = 1 if self._away else MOST_ALONE if alone else MOST_BATCH_ROWS
-            turn = self._send_and_record(Wanted(most=most, alone=alone, without=self._denied.exchanges))
+            turn = self._send_and_record(WantedRows(most=most, alone=alone, without=self._denied.exchanges))
             if turn:
                 # Neither kind of rows waits for all of the other kind.
                 self._alone_first = not alone
                 return turn
         return Turn()
 
-    def _send_and_record(self, wanted: Wanted) -> Turn | None:
+    def _send_and_record(self, wanted: WantedRows) -> Turn | None:
         """Send the rows of a selection; None if there are none."""
         try:
             with claimed(self._using, wanted, lease=lease()) as rows:

@@ -9,7 +9,7 @@ import time
 from django.db import connections
 
 from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.publishing.outgoing import GATHER_SECONDS, Handed, Outgoing
+from django_rmq_retry.publishing.outgoing import GATHER_SECONDS, Handed, Outgoing, staying
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -17,6 +17,8 @@ IDLE_SECONDS = 5.0
 """Seconds without work after which the thread ends, and closes its database connections."""
 FINISH_SECONDS = 2.0
 """Seconds that a process which ends gives to what it holds; the rest is the relay's."""
+LOOK_SECONDS = 0.001
+"""Seconds between two looks whether what was confirmed is deleted."""
 AT_EXIT = "interpreter shutdown"
 """The words of Python's error on starting a thread then."""
 
@@ -35,6 +37,8 @@ class Sender:
         """True if the thread waits until it is woken, not just for more results to write together."""
         self._pausing = False
         """True if the thread takes its turns in a moment, whatever happens until then."""
+        self._hurried = False
+        """True if the next turns write at once what is known."""
         self._over = False
         self._sent_by_adopted = self._seen = 0
 
@@ -49,13 +53,13 @@ class Sender:
     @property
     def holds(self) -> bool:
         """True if committed rows are still to be sent or deleted."""
-        return any(one.holds for one in self._all())
+        return any(one.holds for one in self.all())
 
     def quiet(self) -> bool:
         """True if nothing is held, and nothing was sent since the last call."""
         # Only now are all rows counted that were held before.
         quiet, before = not self.holds, self._seen
-        self._seen = self._sent_by_adopted + sum(one.sent for one in self._all())
+        self._seen = self._sent_by_adopted + sum(one.sent for one in self.all())
         return quiet and self._seen == before
 
     def send_here(self, using: str, handed: Handed) -> None:
@@ -69,7 +73,7 @@ class Sender:
                 self._adopted.append(outgoing)
             outgoing.woken_by(self.wake)
         # Results for which no thread could be started may be waiting.
-        if any(one.has_work for one in self._all()):
+        if any(one.has_work for one in self.all()):
             self.wake()
 
     def wake(self) -> None:
@@ -86,7 +90,9 @@ class Sender:
             self._turns_at_the_end()
             if broker_connections.connections.reach.away:
                 break
-            time.sleep(GATHER_SECONDS)
+            for one in self.all():
+                one.await_confirms(GATHER_SECONDS)
+            time.sleep(LOOK_SECONDS)
 
     def end(self) -> None:
         """Write the results that came when the connections were closed, and end the thread."""
@@ -95,19 +101,20 @@ class Sender:
         self._event.set()
         if thread is not None:
             thread.join(FINISH_SECONDS)
-        for one in self._all():
+        for one in self.all():
             one.end()
 
     def _turns_at_the_end(self) -> None:
         thread = self._thread
         if thread is not None and thread.is_alive():
-            self.wake()
+            self._hurried = True
+            self._event.set()
             return
         # At the interpreter's shutdown no thread can be started.
-        for one in self._all():
+        for one in self.all():
             one.turn(at_once=True)
 
-    def _all(self) -> list[Outgoing]:
+    def all(self) -> list[Outgoing]:
         return [*self._outgoing.values(), *self._adopted]
 
     def _start(self) -> None:
@@ -135,7 +142,8 @@ class Sender:
 
     def _turns(self) -> float | None:
         """Take all turns; return the seconds until the next ones, None if that is not known."""
-        waits = [seconds for one in self._all() if (seconds := one.turn()) is not None]
+        at_once, self._hurried = self._hurried, False
+        waits = [seconds for one in self.all() if (seconds := one.turn(at_once=at_once)) is not None]
         with self._lock:
             self._sent_by_adopted += sum(one.sent for one in self._adopted if not one.holds)
             self._adopted = [one for one in self._adopted if one.holds]
@@ -150,7 +158,7 @@ class Sender:
                 self._pausing = False
         else:
             self._asleep = True
-            if not any(one.has_work for one in self._all()) and not self._over:
+            if not any(one.has_work for one in self.all()) and not self._over:
                 self._event.wait(IDLE_SECONDS)
             self._asleep = False
         woken = self._event.is_set()
@@ -159,7 +167,7 @@ class Sender:
             if (seconds is None and not woken) or self._over:
                 # Before the last look, so that work which arrives after it starts a successor.
                 self._thread = None
-                if self._over or not any(one.has_work for one in self._all()):
+                if self._over or not any(one.has_work for one in self.all()):
                     return False
                 self._thread = threading.current_thread()
         return True
@@ -183,9 +191,16 @@ def close() -> None:
     global sender
     sender.finish()
     ending, sender = sender, Sender()
+    outgoing, away = ending.all(), broker_connections.connections.reach.away
+    before = sum(one.held + one.sent for one in outgoing)
     # That ends what is in flight.
     broker_connections.close()
     ending.end()
+    left = before - sum(one.sent for one in outgoing)
+    # While the broker is away, the log says it already.
+    if left and not away:
+        text = "This process ends, and %s in the outbox until a relay sends %s"
+        log.warning(text, *staying(left), extra={"event": "outbox_waiting"})
 
 
 os.register_at_fork(after_in_child=_forked)

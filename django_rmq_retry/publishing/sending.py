@@ -46,7 +46,7 @@ class Sending:
         with self._lock:
             self._idle.clear()
             for row in rows:
-                key = _ALONE if self._one_by_one else row.message.order_key
+                key = self._chain_of(row)
                 if not key:
                     self._ready.append(row)
                 elif key in self._broken:
@@ -138,7 +138,7 @@ class Sending:
     def _answered(self, row: OutboxRow, result: PublishResult) -> None:
         if result.confirmed:
             broker_connections.connections.reach.found()
-        key = _ALONE if self._one_by_one else row.message.order_key
+        key = self._chain_of(row)
         with self._lock:
             now = time.monotonic()
             self._in_flight.discard(row.id)
@@ -163,10 +163,13 @@ class Sending:
             del self._chains[key]
 
     def _drop(self, row: OutboxRow) -> None:
-        key = _ALONE if self._one_by_one else row.message.order_key
+        key = self._chain_of(row)
         self._unsent += [row, *self._chains.pop(key, ())]
         if key:
             self._broken.add(key)
+
+    def _chain_of(self, row: OutboxRow) -> str:
+        return _ALONE if self._one_by_one else row.message.order_key
 
     def _note_idle(self) -> None:
         if not self._ready and not self._in_flight:

@@ -21,7 +21,7 @@ from django_rmq_retry.attempts.history import NO_FAILURE
 from django_rmq_retry.handlers.contracts import FinishedAttempt, Kept
 from django_rmq_retry.handlers.ticket import ticket_of
 from django_rmq_retry.messages.identity import message_identity
-from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import Attempt, ParkedMessage, State, StoredResult
 from django_rmq_retry.models.parked import OPEN
@@ -128,7 +128,7 @@ def kept_row(attempt: FinishedAttempt, task: AnyTask, *, backend: str, kept: tim
         queue=delivery.queue,
         priority=task.priority,
         body=delivery.body,
-        enqueued_at=enqueued_at(delivery) or database_clock.stored(ended - attempt.seconds),
+        enqueued_at=database_clock.published_at(delivery.properties) or database_clock.stored(ended - attempt.seconds),
         expires_at=database_clock.stored(ended) + kept,
         started_at=database_clock.stored(ended - attempt.seconds),
         finished_at=database_clock.stored(ended),
@@ -137,11 +137,6 @@ def kept_row(attempt: FinishedAttempt, task: AnyTask, *, backend: str, kept: tim
     )
     row.requeued = ticket_of(delivery) is not None
     return Kept(store=store, row=row, queue=delivery.queue, size=ROW_BYTES + len(delivery.body) + len(answer))
-
-
-def enqueued_at(delivery: Delivery) -> datetime | None:
-    """Return the time of a message, which has whole seconds; None if it has none, or one outside the calendar."""
-    return database_clock.stated_time((delivery.properties.timestamp or 0) * 1000)
 
 
 def store(rows: Sequence[StoredResult]) -> None:

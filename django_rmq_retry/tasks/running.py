@@ -119,7 +119,7 @@ class TaskRunner:
             task=task,
             id=message.id or "",
             status=status,
-            enqueued_at=results.enqueued_at(message),
+            enqueued_at=database_clock.published_at(message.properties),
             started_at=began,
             finished_at=database_clock.stored(ended) if attempt else None,
             last_attempted_at=began,

@@ -4,7 +4,6 @@ import logging
 import math
 import mmap
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,9 +18,9 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.levels import Level, gauge
 from django_rmq_retry.amqp.session import Session
+from django_rmq_retry.breakers.halts import known_last
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.conf import settings
-from django_rmq_retry.database_connections import Unanswered
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.health.facts import Survey, survey
@@ -117,7 +116,6 @@ class Figures(Recurring):
         self._side_by_side = frozenset(one.queue.name for one in work_queues if one.asynchronous)
         self._with_connections = with_connections
         self._failures = LastingFailures()
-        self._asking = threading.Lock()
 
     def stop(self, timeout: float | None = STOP_SECONDS) -> bool:
         return super().stop(timeout)
@@ -154,13 +152,10 @@ class Figures(Recurring):
 
     def _in_time(self) -> Reading:
         alias = router.db_for_read(ParkedMessage)
-        if self._asking.locked():
-            # The query of an earlier reading still waits for its answer.
-            raise Unanswered(alias, FIGURES_PATIENCE_SECONDS)
-        return in_time(self._reading, alias, FIGURES_PATIENCE_SECONDS)
+        return in_time(self._reading, alias, FIGURES_PATIENCE_SECONDS, purpose="metrics")
 
     def _reading(self) -> Reading:
-        with self._asking, self._with_connections():
+        with self._with_connections():
             found = survey()
             open_ones = ParkedMessage.objects.filter(state__in=OPEN).order_by()
             rows = open_ones.values_list("queue", "state", "group__muted")
@@ -241,7 +236,8 @@ class Figures(Recurring):
             late = {one.queue: float(one.count) for one in overdue_in(levels, survey)}
             overdue = {one.queue.name: late.get(one.queue.name, 0.0) for one in self._work_queues}
             yield _by("retries_overdue", "Retries that were due ten minutes ago and have not come.", "queue", overdue)
-        stopped = {one.queue for one in (*survey.stopped, *survey.halted)} if survey else set()
+        halted = [one for one in survey.halted if not known_last(one, survey.at)] if survey else []
+        stopped = {one.queue for one in (*survey.stopped, *halted)} if survey else set()
         work = {level.queue: count for level, count in ready if level.role is Role.WORK}
         wanted = {queue: 0.0 if queue in stopped else self._wanted(queue, count) for queue, count in work.items()}
         about = "Processes that would work off the ready messages in a minute; 0 while the queue is stopped."

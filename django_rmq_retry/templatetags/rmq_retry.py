@@ -17,13 +17,14 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import markup
 from django_rmq_retry.conf import settings
+from django_rmq_retry.health.doubts import finding_of
 from django_rmq_retry.health.processes import lost_since_now
 from django_rmq_retry.health.rules import Code
 from django_rmq_retry.models import GatedAct, LiveStatus
 from django_rmq_retry.parked.four_eyes import needs_second
 from django_rmq_retry.parked.operators import LABEL, refusal
 
-LEADING = (Code.HANDLED_TWICE, Code.RUN_PAUSED)
+LEADING = (*(Code.HANDLED_TWICE, Code.HANDLED_ANYWAY, Code.PERHAPS_TWICE, Code.RUN_PERHAPS_TWICE, Code.RUN_PAUSED),)
 """What a few lines must not leave out: money that may have moved twice, and a run that paused itself, which sends
 nothing while its operator may believe that it does."""
 register = template.Library()
@@ -31,10 +32,13 @@ register.filter("rmq_ago", markup.time_ago)
 register.filter("rmq_badge", markup.badge)
 register.filter("rmq_clock", markup.time_exact)
 register.filter("rmq_count", markup.count_or_dash)
+register.filter("rmq_finding", finding_of)
 register.filter("rmq_minute", markup.time_minute)
 register.filter("rmq_name", markup.name)
+register.filter("rmq_second", markup.time_second)
 register.filter("rmq_span", markup.time_span)
 register.filter("rmq_visible", markup.visible)
+register.filter("rmq_wrapping", markup.wrapping)
 
 
 @register.simple_tag
@@ -95,11 +99,11 @@ def rmq_card(context: Context, most: int = 5) -> dict[str, Any]:
 
 
 def _few(needs: Sequence[Any], most: int) -> list[Any]:
-    """Return the findings for a few lines, in their order: with one of each leading kind, which hides no others."""
-    leads = [one for code in LEADING for one in [need for need in needs if need.problem.code is code][:1]]
-    others = [need for need in needs if need.problem.code not in LEADING]
-    chosen = [*leads, *others, *(need for need in needs if need not in leads)][:most]
-    return [need for need in needs if need in chosen]
+    """Return the first of the findings, and below them one of each leading kind: it takes no worse one's place."""
+    first = needs[:most]
+    told = {need.problem.code for need in first}
+    leads = [next((need for need in needs if need.problem.code is code), None) for code in LEADING if code not in told]
+    return [need for need in needs if need in first or need in leads]
 
 
 @register.inclusion_tag("admin/rmq_retry/parts/site_card.html", takes_context=True)

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 import unittest
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from difflib import unified_diff
@@ -29,7 +29,7 @@ from django_rmq_retry.errors import BrokerUnfit, RmqRetryError, UndecodableHeade
 from django_rmq_retry.handlers import loop, registry
 from django_rmq_retry.handlers.contracts import Gate
 from django_rmq_retry.handlers.handler import Handler
-from django_rmq_retry.handlers.layout import homes_of
+from django_rmq_retry.handlers.layout import homes_of, waiting_queues_of
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages import codecs
 from django_rmq_retry.messages.codecs import JSON, Codec
@@ -88,9 +88,9 @@ class Parked:
         return self.message.headers
 
 
-def parked(delivery: Delivery, codec: Codec, homes: Mapping[str, str]) -> Parked:
-    """Read a message that the consumer or the broker parked; ``homes`` names the work queue of each waiting queue."""
-    copy = read_parked(delivery, homes)
+def parked(delivery: Delivery, codec: Codec, homes: Mapping[str, str], waiting: Collection[str]) -> Parked:
+    """Read a message from a parked queue, as ``read_parked`` does."""
+    copy = read_parked(delivery, homes, waiting)
     return Parked(
         reason=copy.detail or f"The broker removed it: {copy.reason}",
         code=str(copy.reason),
@@ -332,11 +332,12 @@ class RmqTest:
     def all_parked(self, handler: HandlerOrName) -> list[Parked]:
         """Every message that this handler parked, or that the broker removed from its queue."""
         subscription = registry.subscription(_name(handler))
-        homes = homes_of(tuple(self._work_queues.values()))
+        work_queues = tuple(self._work_queues.values())
+        homes, waiting = homes_of(work_queues), set[str]().union(*map(waiting_queues_of, work_queues))
         # A message that somebody put into the parked queue comes from no work queue.
         homes.pop(subscription.park, None)
         deliveries = self._broker.messages_in(subscription.park)
-        messages = [parked(delivery, subscription.codec, homes) for delivery in deliveries]
+        messages = [parked(delivery, subscription.codec, homes, waiting) for delivery in deliveries]
         queue = subscription.queue.name
         return [one for one in messages if one.handler == subscription.name or (not one.handler and one.queue == queue)]
 

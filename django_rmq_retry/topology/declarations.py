@@ -26,7 +26,7 @@ from django_rmq_retry.messages.properties import milliseconds
 MOST_NAME_BYTES = 255
 """The most bytes of a name in AMQP: of a queue, an exchange, a routing key."""
 QUARANTINE = ".quarantine"
-"""The ending of the name of a quarantine queue, after the name of its work queue."""
+"""The ending of the name of a quarantine queue, after the name of its work queue: see ``work_queue``."""
 NO_LIMIT = 1_000_000
 """A delivery limit that is never reached: the default of 4.x, 20, drops untouched messages, and -1 is 0 on 3.x."""
 
@@ -111,7 +111,7 @@ class Exchange:
     ) -> Binding:
         """Return a binding by routing key, or to a headers exchange by headers."""
         check_value("bind", "key", key, TEXT)
-        check_text("routing key", key)
+        check_text("routing key of bind(key=…)", key)
         check_value("bind", "headers", headers, TABLE.optional)
         check_value("bind", "match", match, Argument("'all' or 'any'", lambda value: value in ("all", "any")))
         if headers is None and key and self.type == "headers":
@@ -308,6 +308,11 @@ def check_choice(queue: str, option: str, value: object, choices: object) -> Non
 def name_of(named: Exchange | Queue | str) -> str:
     """Return the name of a queue or exchange given as object or by name."""
     return named if isinstance(named, str) else named.name
+
+
+def work_queue(queue: str) -> str:
+    """Return the name that attempts and records have: what is in quarantine is still a message of its work queue."""
+    return queue.removesuffix(QUARANTINE)
 
 
 def check_queue(named: object) -> None:

@@ -103,10 +103,18 @@ def _exchange_node(one: ExchangeDeclaration) -> Node:
 
 
 def _queue_node(one: QueueDeclaration) -> Node:
-    ttl = one.arguments.get("x-message-ttl")
-    words = [one.role.value, str(one.arguments.get("x-queue-type", ""))]
+    known = _known(one)
+    ttl = known.get("x-message-ttl")
+    words = [one.role.value, str(known.get("x-queue-type", ""))]
     words += [duration(ttl) if isinstance(ttl, int) else "", "existing" if one.existing else ""]
     return Node(name=one.name, detail=" · ".join(word for word in words if word), role=one.role)
+
+
+def _known(one: QueueDeclaration) -> Mapping[str, object]:
+    """Return the arguments that the queue has; of an external one, those that the project states or needs."""
+    if not one.existing:
+        return one.arguments
+    return {name: value for name, value in one.arguments.items() if name in one.vital}
 
 
 def duration(milliseconds: int) -> str:
@@ -140,7 +148,8 @@ def _alternates(topology: Topology) -> list[Edge]:
 def _dead_letters(topology: Topology, nodes: Mapping[Key, Node]) -> list[Edge]:
     found = []
     for queue in topology.queues.values():
-        exchange, key = (queue.arguments.get(f"x-dead-letter-{name}") for name in ("exchange", "routing-key"))
+        known = _known(queue)
+        exchange, key = (known.get(f"x-dead-letter-{name}") for name in ("exchange", "routing-key"))
         # The default exchange has no box: its key names the queue.
         target = (True, str(exchange)) if exchange else (False, str(key if key is not None else queue.name))
         if exchange is not None and target in nodes:

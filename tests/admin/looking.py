@@ -1,5 +1,6 @@
 """Reads pages as people do: their forms, their buttons, their words."""
 
+import re
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from typing import Any
@@ -98,7 +99,7 @@ class Page(HTMLParser):
         self._open = None
 
 
-def press(client: Client, response: Any, words: str, **typed: str) -> Any:
+def press(client: Client, response: Any, words: str, **typed: str | list[str]) -> Any:
     """Press the button that says so, with something typed before; the page that follows."""
     form, values = Page(response).form_with(words)
     address = form.action or response.request["PATH_INFO"] + "?" + response.request.get("QUERY_STRING", "")
@@ -131,3 +132,8 @@ def follow(client: Client, response: Any, words: str) -> Any:
     """Follow the link whose words begin so."""
     link = next(address for said, address in Page(response).links.items() if said.startswith(words))
     return client.get(link, follow=True)
+
+
+def main_of(response: Any) -> list[str]:
+    """What the main buttons of a page say."""
+    return re.findall(r'class="rmq-button rmq-main"[^>]*>([^<]+)<', response.content.decode())

@@ -17,6 +17,7 @@ from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.models import (
     ApprovalRequest,
     Attempt,
+    AttemptName,
     BlockedKey,
     BlockedMessage,
     ConsumerProcess,
@@ -25,6 +26,7 @@ from django_rmq_retry.models import (
     ParkedMessage,
     QueueControl,
 )
+from django_rmq_retry.models.parked import folded
 from django_rmq_retry.parked import four_eyes
 from django_rmq_retry.parked.approvals import ask
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
@@ -71,7 +73,7 @@ def message(in_group: ErrorGroup | None = None, **fields: Any) -> ParkedMessage:
         "type": "payment.transfer",
         "handler": "transfer",
         "queue": "payments.main",
-        "parked_in": "payments.main.parked",
+        "parked_in": f"{fields.get('queue') or 'payments.main'}.parked"[:255],
         "routing_key": "transfer",
         "properties": properties(message_id=f"9f3c-{number}"),
         "content_type": "application/json",
@@ -122,13 +124,13 @@ def attempt(of: ParkedMessage, number: int = 1, *, at: datetime | None = None, *
     return Attempt.objects.create(**(values | fields))
 
 
-def waiting_retries(queue: str, count: int) -> None:
-    """Attempts after which as many messages wait for their retry."""
+def waiting_retries(queue: str, count: int, *, began: timedelta = timedelta(minutes=1)) -> None:
+    """Attempts, begun so long ago, after which as many messages wait for their retry."""
     now = timezone.now()
     for number in range(count):
         Attempt.objects.create(
             identity=f"waits {queue} {number}", queue=queue, handler=queue, message_id=str(number), number=1,
-            started_at=now, seconds=0.1, verdict="retry", wait=600, next_at=now + timedelta(minutes=10),
+            started_at=now - began, seconds=0.1, verdict="retry", wait=600, next_at=now + timedelta(minutes=10),
             error="GatewayTimeout", host="h", pid=1, thread="t",
         )  # fmt: skip
 
@@ -168,11 +170,27 @@ def in_flight(*, seconds: float = 0, **fields: Any) -> dict[str, Any]:
 
 def consumer(*, seconds: float = 0, **fields: Any) -> ConsumerProcess:
     """The row of a consuming process; ``seconds`` is the age of its last heartbeat."""
+    [row] = consumers(1, seconds=seconds, **fields)
+    return row
+
+
+def consumers(count: int, *, seconds: float = 0, **fields: Any) -> list[ConsumerProcess]:
     beat = timezone.now() - timedelta(seconds=seconds)
-    names = {"name": f"bank-1:4711.{next(_numbers)}", "host": "worker-3", "pid": 4711, "version": "0.1.0"}
+    of_host = {"host": "worker-3", "pid": 4711, "version": "0.1.0"}
     facts = {"deploy": "2026.11", "broker": "amqp://app@rabbit:5672/bank", "queues": ["payments.main"], "threads": 4}
-    times = {"started_at": beat - timedelta(hours=3), "beat_at": beat}
-    return ConsumerProcess.objects.create(**(names | facts | times | {"connected": True} | fields))
+    times = {"started_at": beat - timedelta(hours=3), "beat_at": beat, "connected": True}
+    told = of_host | facts | times | fields
+    rows = [ConsumerProcess(**{"name": f"bank-1:4711.{next(_numbers)}"} | told) for _ in range(count)]
+    return ConsumerProcess.objects.bulk_create(rows)
+
+
+def tried_again(message_id: str, *, at: datetime, verdict: str, **fields: Any) -> Attempt:
+    """An attempt of a message that another process did not settle, with the names that a search finds it by."""
+    identity = f"message:{message_id}"
+    AttemptName.objects.create(identity=identity, value=message_id, folded=folded(message_id), at=at)
+    facts = {"queue": "payments.main", "host": "worker-4", "pid": 12, "number": 1, "seconds": 0.5, "thread": "t"}
+    times = {"started_at": at, "verdict": verdict, "redelivered": True}
+    return Attempt.objects.create(identity=identity, message_id=message_id, **facts, **times, **fields)
 
 
 def selected(*messages: ParkedMessage) -> str:
@@ -198,12 +216,14 @@ def broker_seen(
     away: str = "",
     api: bool = True,
     last: broker_look.Look | None = None,
+    late: bool = False,
 ) -> None:
     """Let the pages see these queues, or a broker that cannot be reached for this reason and was seen before."""
     now = timezone.now()
     problem = Problem(code=Code.BROKER_AWAY, values={"address": "amqp://rabbit", "reason": away}) if away else None
     since = now - AWAY_FOR if away else None
-    seen = broker_look.Look(at=now, away=problem, since=since, last=last, gauged=Gauged(levels=levels, api_set=api))
+    gauged = Gauged(levels=levels, api_set=api)
+    seen = broker_look.Look(at=now, away=problem, since=since, last=last, late=late, gauged=gauged)
     for name in ("look", "glimpse"):
         monkeypatch.setattr(broker_look, name, lambda: seen)
 

@@ -1,11 +1,12 @@
 """Makes what is stopped: a message in the outbox, a key on which one has failed, a queue whose breaker is open."""
 
+from datetime import timedelta
 from typing import Any
 
 from django.utils import timezone
 
 from django_rmq_retry.breakers.table import BreakerTable
-from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage
+from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage, QueueControl
 from django_rmq_retry.policies import Circuit
 from tests.admin import made
 
@@ -33,6 +34,15 @@ def blocked(first: ParkedMessage, *, waiting: int, parked: bool = True) -> Block
         )
     BlockedKey.objects.filter(pk=known.pk).update(waiting=waiting)
     return known
+
+
+def halted(queue: str) -> QueueControl:
+    """A strict-order queue whose first message fails, as a consumer has just reported."""
+    now = timezone.now()
+    first = {"halted_message": "9f3c-1", "halted_key": "PAY-1", "halted_error": "NotCovered: ACC-7"}
+    return QueueControl.objects.create(
+        queue=queue, halted_at=now - timedelta(minutes=9), halted_seen_at=now, halted_attempt=14, **first
+    )
 
 
 def trip(

@@ -10,10 +10,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry import Delivery, Message, handler, parked
+from django_rmq_retry import Delivery, Message, database_clock, handler, parked
+from django_rmq_retry.admin import decisions
 from django_rmq_retry.admin.action_facts import name_in_words
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.markup import NOTHING
@@ -27,6 +29,7 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
+from django_rmq_retry.parked.actions import hold
 from django_rmq_retry.parked.edit import propose, store
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
@@ -61,8 +64,9 @@ def test_a_message_is_discarded_for_a_reason_and_restored_after_that_was_read(pa
 
     assert "Discard PAY-1" in Page(ask).text
     assert "Its body is kept until" in Page(ask).text
-    assert "by lead (Duplicate: of PAY-0): it will not be handled." in Page(asked_again).text
+    assert "by lead (Duplicate: of PAY-0): no requeue sends it." in Page(asked_again).text
     assert "Restore it only if that is not so" in Page(asked_again).text
+    assert "After this it is parked again, and a requeue leaves it out" in Page(asked_again).text
     assert OperatorAction.objects.get(action="restore").reason == "not paid"
     assert "Reason (required)" in Page(ask).text
     assert (silent.status_code, "is not a discard category" in Page(silent).text) == (422, True)
@@ -149,16 +153,20 @@ def test_an_invalid_form_keeps_the_text_that_was_entered(page: Client) -> None:
     assert values["category"] == "other"
 
 
-def test_a_restored_message_says_why_it_had_been_discarded_until_it_is_sent(page: Client) -> None:
+@pytest.mark.parametrize(("category", "stays"), [("handled elsewhere", True), ("bad data", False)])
+def test_a_restored_message_says_why_it_had_been_discarded_until_it_is_sent_or_longer(
+    page: Client, category: str, *, stays: bool
+) -> None:
+    """What may have been done by hand is said for as long as the message is open."""
     one = made.message()
-    discard_messages([one.pk], category="handled elsewhere", text="paid by phone")
+    discard_messages([one.pk], category=category, text="paid by phone")
     restore_messages([one.pk])
     told = Page(page.get(address_of(one))).text
     ParkedMessage.objects.update(requeued_at=timezone.now())
 
     assert "ann restored it after a discard, " in told
-    assert "Discard: Handled elsewhere: paid by phone." in told
-    assert "restored it after a discard" not in Page(page.get(address_of(one))).text
+    assert f"Discard: {category.capitalize()}: paid by phone." in told
+    assert ("restored it after a discard" in Page(page.get(address_of(one))).text) == stays
 
 
 def test_a_message_on_hold_is_left_out_of_a_requeue_from_its_own_page_too(page: Client) -> None:
@@ -169,10 +177,10 @@ def test_a_message_on_hold_is_left_out_of_a_requeue_from_its_own_page_too(page: 
     assert "1 is on hold" in Page(preview).text
 
 
-def test_a_group_is_put_on_hold_until_tomorrow_and_one_is_taken_off_hold(page: Client) -> None:
+def test_a_group_is_put_on_hold_until_the_morning_and_one_is_taken_off_hold(page: Client) -> None:
     cause = made.group()
     one, two = made.message(cause), made.message(cause)
-    done = press(page, asked(page, "hold", group=cause.pk), "Hold 2 messages", span="tomorrow", text="bank is closed")
+    done = press(page, asked(page, "hold", group=cause.pk), "Hold 2 messages", span="morning", text="bank is closed")
     held = again(one)
     press(page, page.get(f"{MESSAGES}{one.pk}/unhold/"), "Take ")
 
@@ -181,6 +189,149 @@ def test_a_group_is_put_on_hold_until_tomorrow_and_one_is_taken_off_hold(page: C
     assert held.held_until is not None
     assert timezone.localtime(held.held_until).hour == 8
     assert (again(one).state, again(two).state) == (State.PARKED, State.ON_HOLD)
+
+
+def test_the_page_that_ends_many_holds_tells_how_many_there_are_of_each_cause_and_by_whom(page: Client) -> None:
+    """It told the ends and reasons only; who had put them on hold stood in the audit log."""
+    until, causes = timezone.now() + timedelta(hours=4), [made.group(title=title) for title in ("BankDown", "Refused")]
+    bank = [made.message(causes[0]).pk for _ in range(3)]
+    hold(Selection.of_ids(bank), ANN, until=until, reason="outage")
+    other = made.message(causes[1])
+    hold(Selection.of_ids([other.pk]), Actor(name="bob", source="cli"), until=until + timedelta(hours=1), reason="")
+    chosen = {"sel": made.selected(*ParkedMessage.objects.all())}
+    text = Page(page.get(f"{MESSAGES}unhold/", chosen)).text
+    told = Page(client_of(made.person("support", "hold")).get(f"{MESSAGES}unhold/", chosen)).text
+
+    assert re.search(r"3 are on hold until [\d: -]+, by ann: outage 1 is on hold until [\d: -]+, by bob ", text)
+    assert re.search(r"3 BankDown.* oldest .* 1 Refused", text)
+    assert "3 are on hold until" in told
+    assert ("by ann" in told, "outage" in told) == (False, False)
+
+
+def test_many_holds_end_at_once_from_their_group_and_from_the_list(page: Client) -> None:
+    cause = made.group()
+    held = [made.message(cause) for _ in range(3)]
+    press(page, asked(page, "hold", group=cause.pk), "Hold 3 messages", span="2h", text="the customer is asked")
+    of_group = page.get(f"/admin/rmq_retry/errorgroup/{cause.pk}/change/")
+    listed = follow(page, of_group, "3 on hold")
+    asks = follow(page, of_group, "Take 3 off hold…")
+    ticks = {"action": "unhold", "index": "0", ACTION_CHECKBOX_NAME: [one.pk for one in held[:2]]}
+    of_list = page.post(listed.request["PATH_INFO"] + "?" + listed.request["QUERY_STRING"], ticks, follow=True)
+    told = Page(asks).text
+    done = press(page, asks, "Take 3 messages off hold", text="it was answered")
+    act = OperatorAction.objects.latest("number")
+
+    assert "Take off hold…" in Page(listed).text
+    assert "Take off hold…" not in Page(page.get(f"{MESSAGES}?state=parked")).text
+    assert re.search(r"they are parked again, .* 3 are on hold until [\d: -]+, by lead: the customer is asked", told)
+    assert "2 are on hold until" in Page(of_list).text
+    assert "3 messages are parked again." in Page(done).text
+    assert {again(one).state for one in held} == {State.PARKED}
+    assert (act.action, act.count, act.reason) == (Action.UNHOLD, 3, "it was answered")
+
+
+@pytest.mark.parametrize(("act", "button"), [("discard", "Discard"), ("hold", "Hold")])
+def test_only_what_is_open_is_counted_and_the_rest_is_named(page: Client, act: str, button: str) -> None:
+    """It said "8 messages will be discarded: no requeue sends them" of a customer with four that were processed."""
+    open_ones = [made.message() for _ in range(2)]
+    paid = made.message(state=State.PROCESSED, business_key="PAY-89038", resolved_at=timezone.now())
+    sent = made.message(state=State.REQUEUED, requeued_at=timezone.now())
+    several = {"sel": Selection.of_ids([one.pk for one in (*open_ones, paid, sent)]).token()}
+    asks = page.get(f"{MESSAGES}{act}/", several)
+    one_of_two = page.get(f"{MESSAGES}{act}/", {"sel": Selection.of_ids([paid.pk, open_ones[0].pk]).token()})
+    none = asked(page, act, message=sent.pk)
+
+    assert f"{button} 2 messages" in Page(asks).text
+    assert "2 of the chosen messages stay as they are, because of their states:" in Page(asks).text
+    assert f"{paid} Processed " in Page(asks).text
+    assert "its outcome is not known yet" in Page(asks).text
+    assert {row.pk for row in asks.context["sample"]} == {one.pk for one in open_ones}
+    assert f"{button} {open_ones[0]}" in Page(one_of_two).text
+    assert "1 of the chosen messages stays as it is, because of its state:" in Page(none).text
+    assert "no requeue sends it" not in Page(none).text
+    assert f"{button} 0 messages" in Page(none).text
+    assert "disabled" in none.content.decode().split('id="rmq-actions"')[1].split("</button>")[0]
+
+
+def test_many_wrong_discards_are_undone_at_once_from_their_list(page: Client) -> None:
+    """Nine payments that were discarded by mistake had to be opened and restored one by one."""
+    gone = [made.message(business_key=f"PAY-{number}") for number in range(3)]
+    discard_messages([one.pk for one in gone[:2]], category="bad data", text="no IBAN")
+    discard_messages([gone[2].pk], category="handled elsewhere", text="paid by phone")
+    filters = f"{MESSAGES}?state=discarded&queue={gone[0].queue}"
+    listed = page.get(filters)
+    ticks = {"action": "restore", "index": "0", ACTION_CHECKBOX_NAME: [one.pk for one in gone]}
+    asks = page.post(filters, ticks, follow=True)
+    done = press(page, asks, "Restore 3 messages", text="the IBANs came")
+    act = OperatorAction.objects.latest("number")
+    offered = Page(listed).text
+
+    assert "Restore…" in offered
+    assert not [label for label in ("Requeue…", "Discard…", "Hold…", "Take off hold…") if label in offered]
+    assert "ann: Bad data: no IBAN" in offered
+    assert "2 were discarded, the last one" in Page(asks).text
+    assert "(Handled elsewhere: paid by phone)" in Page(asks).text
+    assert "what 1 of them requests was done in another way" in Page(asks).text
+    assert "A requeue leaves 1 of them out until somebody includes it." in Page(asks).text
+    assert "3 messages are parked again." in Page(done).text
+    assert {again(one).state for one in gone} == {State.PARKED}
+    assert (act.action, act.count, act.reason) == (Action.RESTORE, 3, "the IBANs came")
+    assert "Restore…" not in Page(page.get(MESSAGES)).text
+
+
+@pytest.mark.parametrize("action", ["discard", "hold", "requeue", "export"])
+def test_who_acts_on_some_of_a_filtered_list_comes_back_to_it(page: Client, action: str) -> None:
+    """After a hold, all 145 messages were listed instead of the 29 that were left, and the next ticks were others."""
+    one, _other = made.message(business_key="PAY-1"), made.message(business_key="PAY-2")
+    listed = f"{MESSAGES}?queue={one.queue}&type="
+    ticks = {"action": action, "index": "0", ACTION_CHECKBOX_NAME: [one.pk]}
+    asks = page.post(listed, ticks, follow=True)
+
+    assert Page(asks).links["Cancel"] == listed
+    if action == "hold":
+        done = press(page, asks, "Hold ", span="2h")
+        assert done.request["PATH_INFO"] + "?" + done.request["QUERY_STRING"] == listed
+
+
+def test_who_discards_or_holds_what_is_on_hold_reads_that_it_is(page: Client) -> None:
+    one = made.message()
+    press(page, asked(page, "hold", message=one.pk), "Hold ", span="2h", text="the customer is asked")
+    two = made.message(state=State.ON_HOLD, held_until=again(one).held_until, hold_reason="the customer is asked")
+    both = {"sel": Selection.of_ids([one.pk, two.pk]).token()}
+
+    assert "by lead: the customer is asked" in Page(asked(page, "discard", message=one.pk)).text
+    assert "by lead: the customer is asked" in Page(asked(page, "hold", message=one.pk)).text
+    for what in ("discard", "hold"):
+        told = Page(page.get(f"{MESSAGES}{what}/", both)).text
+        assert "2 are on hold until" in told
+        assert "the customer is asked" in told
+    assert "on hold" not in Page(asked(page, "discard", message=made.message().pk)).text
+
+
+@pytest.mark.parametrize(("hour", "day"), [(3, 0), (9, 1)])
+def test_until_the_morning_is_the_coming_one(monkeypatch: pytest.MonkeyPatch, hour: int, day: int) -> None:
+    """At 3 am, "until tomorrow, 08:00" ended 29 hours later."""
+    now = timezone.localtime().replace(hour=hour, minute=5)
+    monkeypatch.setattr(database_clock, "now", lambda _using: now)
+    end = decisions._until("morning", "")
+
+    assert (end.date() - now.date(), end.hour, end.minute) == (timedelta(days=day), 8, 0)
+
+
+def test_the_page_of_a_hold_says_when_it_ends_and_what_it_does_not_stop(page: Client) -> None:
+    one = made.message()
+    made.blocked_key(identity=one.identity, queue=one.queue, waiting=3, parked=True)
+    asks = asked(page, "hold", message=one.pk)
+    press(page, asks, "Hold ", span="2h", text="the bank calls back")
+    again_asked, ends = asked(page, "hold", message=one.pk), page.get(f"{MESSAGES}{one.pk}/unhold/")
+
+    assert f"for 2 hours → {timezone.localtime() + timedelta(hours=2):%Y-%m-%d %H:}" in Page(asks).text
+    assert "nothing is sent before somebody requeues it" in Page(asks).text
+    assert "A hold does not stop the queue" in Page(asks).text
+    assert "3 messages wait behind these by their ordering keys" in Page(asks).text
+    assert "by lead: the bank calls back" in Page(again_asked).text
+    assert "The new end and the new reason replace these." in Page(again_asked).text
+    assert "3 messages wait behind it by their ordering keys" in Page(ends).text
 
 
 @pytest.mark.parametrize("at", ["", "rubbish", "2020-01-01T00:00", "2999-01-01T00:00", "2026-13-45T99:99"])
@@ -200,10 +351,11 @@ def test_a_hold_can_end_at_a_chosen_time(page: Client) -> None:
     assert again(one).held_until == until.replace(second=0, microsecond=0)
 
 
-def test_a_resolved_message_is_not_discarded(page: Client) -> None:
-    one = made.message(state=State.PROCESSED)
-    token = asked(page, "discard", message=one.pk)
-    done = press(page, token, "Discard ", category="test")
+def test_a_message_that_was_processed_meanwhile_is_not_discarded(page: Client) -> None:
+    one = made.message()
+    asks = asked(page, "discard", message=one.pk)
+    ParkedMessage.objects.update(state=State.PROCESSED)
+    done = press(page, asks, "Discard ", category="test")
 
     assert again(one).state == State.PROCESSED
     assert done.status_code == 422
@@ -377,8 +529,14 @@ def test_a_permanent_error_that_an_edit_removed_is_requeued_from_the_review(
     assert (RequeueRun.objects.get().reason, [message.body for message in sent]) == ("comma", [b'{"amount": 8.50}'])
 
 
-@pytest.mark.parametrize("reason", ["permanent", "retries_exhausted"])
-def test_the_first_button_is_edit_where_a_requeue_would_send_nothing(page: Client, settings: Any, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("reason", "leads"),
+    [("invalid", "edit"), ("undecodable_body", "edit"), ("permanent", "edit"), ("expired", "preview")],
+)
+def test_the_main_button_is_edit_where_an_error_is_permanent_and_the_message_may_be_edited(
+    page: Client, settings: Any, reason: str, leads: str
+) -> None:
+    """The first button of a malformed payment was a requeue, after which it fails the same way again."""
     edited(settings)
     one = made.message(made.group(reason=reason))
     group = f"/admin/rmq_retry/errorgroup/{one.group_id}/change/"
@@ -391,8 +549,9 @@ def test_the_first_button_is_edit_where_a_requeue_would_send_nothing(page: Clien
     card = Page(page.get("/admin/rmq_retry/errorgroup/")).text
     store(one.pk, ANN, propose(one, text="{}"), version=1, reason="x")
 
-    assert before == (("edit", "edit") if reason == "permanent" else ("preview", "preview"))
-    assert ("Edit 1… Requeue…" in card) == (reason == "permanent")
+    assert before == (leads, leads)
+    assert ("Edit 1… Requeue…" in card) == (leads == "edit")
+    assert "Edit 1…" in Page(page.get(group)).links
     assert main(f"{MESSAGES}{one.pk}/change/") == "preview"
 
 
@@ -497,6 +656,21 @@ def test_the_second_editor_sees_the_version_of_the_first(page: Client, settings:
     assert "lead stored version 2 meanwhile." in Page(late).text
     assert "other : added → 1" in Page(late).text
     assert MessageVersion.objects.count() == 1
+
+
+def test_an_edit_of_what_a_colleague_has_edited_names_that_version(page: Client, settings: Any) -> None:
+    """Review compared 9000 → 4500, as typed, with her 4000 without a word; only the last button said so."""
+    edited(settings)
+    one = made.message(body=b'{"amount": 9000}')
+    mine = page.get(f"{MESSAGES}{one.pk}/edit/")
+    store(one.pk, ANN, propose(one, text='{"amount": 4000}'), version=1, reason="customer asked for 4000")
+    review = press(page, mine, "Review the changes", text='{"amount": 4500}')
+    fresh = page.get(f"{MESSAGES}{one.pk}/edit/")
+
+    assert "While you were editing, ann stored version 2, " in Page(review).text
+    assert "customer asked for 4000" in Page(review).text
+    assert "This is version 2, which ann stored " in Page(fresh).text
+    assert "This is version" not in Page(mine).text
 
 
 def test_a_note_is_stored_and_shown_with_its_author(page: Client) -> None:
@@ -640,7 +814,7 @@ def test_an_empty_outbox_has_no_search_field(page: Client) -> None:
 
     assert ['id="searchbar"' in one for one in (empty, nothing, some)] == [False, True, True]
     assert [one.count('name="q"') for one in (empty, nothing, some)] == [1, 1, 1], "two fields stood there"
-    said = ("No message waits in the outbox.", "No message in the outbox has this id")
+    said = ("No message waits in the outbox.", "No message of the outbox has a key or id that begins so")
     assert [[text in one for text in said] for one in (empty, nothing, some)] == [
         [True, False],
         [False, True],
@@ -745,6 +919,30 @@ MALFORMED = [f'{{"amount":"8,{number}0" }}'.encode() for number in range(3)]
 COMMA = {"path": "amount", "act": "replace", "find": ",", "value": ".", "number": "1"}
 
 
+def test_who_cannot_edit_a_permanent_error_is_led_to_no_requeue(page: Client) -> None:
+    """Edits are off: the first button was *Requeue one, then the others…*, below "fail the same way again"."""
+    cause = made.group(reason="permanent")
+    gone, *_others = [made.message(cause) for _ in range(3)]
+    discard_messages([gone.pk], category="bad data")
+    address = f"/admin/rmq_retry/errorgroup/{cause.pk}/change/"
+    shown = page.get(address)
+
+    assert "fail the same way again" in Page(shown).text
+    assert "Requeue 2…" in Page(shown).text
+    assert 'rmq-main" href' not in shown.content.decode()
+    assert Page(shown).links["1 discarded"].endswith(f"?group={cause.pk}&state=discarded")
+
+
+def test_a_cause_in_plain_words_has_its_newest_error_beside_it(page: Client, settings: Any) -> None:
+    """Two groups with one name had one sentence each, the same: only their errors told 504 from 502."""
+    operating(settings, ERROR_LABELS={"GatewayTimeout": "The bank did not answer."})
+    made.message(made.group(title="GatewayTimeout"), error_text="502 Bad Gateway")
+    shown = Page(page.get("/admin/rmq_retry/errorgroup/")).text
+
+    assert "The bank did not answer." in shown
+    assert "502 Bad Gateway" in shown
+
+
 def test_one_change_repairs_all_messages_of_a_group_and_offers_one_run(
     page: Client, settings: Any, sent: list[Message]
 ) -> None:
@@ -763,6 +961,10 @@ def test_one_change_repairs_all_messages_of_a_group_and_offers_one_run(
     assert "OTHER-1 : It has no such path." in Page(shown).text
     assert "Enter the reason for the edit." in Page(silent).text
     assert "3 messages were edited." in Page(preview).text
+    listed = Page(page.get(Page(preview).links["Show the edited ones"]))
+    assert "3 messages" in listed.text
+    assert "Edited at: " in listed.text
+    assert "OTHER-1" not in listed.text
     assert sorted(message.body for message in sent) == [f'{{"amount":8.{n}0 }}'.encode() for n in range(3)]
     assert RequeueRun.objects.get().reason == "comma"
     assert (again(other).version, {again(one).version for one in some}) == (1, {2})

@@ -3,16 +3,19 @@
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db.models import F
 from django.test import Client
 from django.utils import timezone
+from django.utils.translation import override
 
 from django_rmq_retry import Message
 from django_rmq_retry.admin import runs
-from django_rmq_retry.breakers.table import states
+from django_rmq_retry.breakers.table import BreakerTable, states
 from django_rmq_retry.health.rules import Code
 from django_rmq_retry.models import (
     ApprovalRequest,
@@ -21,19 +24,21 @@ from django_rmq_retry.models import (
     MessageVersion,
     OperatorAction,
     ParkedMessage,
+    QueueControl,
     RequestState,
     RequeueRun,
     State,
 )
 from django_rmq_retry.parked import key_lists
 from django_rmq_retry.parked.actions import discard, hold, restore, unhold
-from django_rmq_retry.parked.approvals import empty_ended, mark
+from django_rmq_retry.parked.approvals import approve, empty_ended, mark
 from django_rmq_retry.parked.edit import propose, store
-from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.operators import Actor, Outdated
 from django_rmq_retry.parked.selection import EXCEPT, Selection
+from django_rmq_retry.policies.breaker import CLOSED
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of, is_north
-from tests.admin.looking import Page, press
+from tests.admin.looking import Page, follow, main_of, press
 from tests.admin.stopped import trip
 from tests.commands.running import run
 from tests.operators.driving import Clock, Targets
@@ -83,7 +88,7 @@ def discarding(client: Client) -> str:
 
 def requeueing(client: Client) -> str:
     page = client.get(f"{ADMIN}requeuerun/preview/", {"sel": made.selected(*two())})
-    return place(press(client, page, "Ask for approval", reason="the bank is back", rate="7"))
+    return place(press(client, page, "Ask for approval", start="now", reason="the bank is back", rate="7"))
 
 
 def editing(client: Client) -> str:
@@ -120,7 +125,7 @@ def done() -> dict[str, bool]:
 ACTS = ("Discard", "Requeue", "Edit", "Send one now", "Store")
 """How a button begins that acts at once."""
 WHAT_IS_DONE = {
-    "discarding": "2 messages will never be handled.",
+    "discarding": "2 messages will be discarded: no requeue sends them.",
     "requeueing": "2 messages are sent.",
     "editing": "99.00",
     "editing_many": "99.00",
@@ -133,11 +138,13 @@ WHAT_IS_ASKED = {
     "editing_many": "Edit 2 messages ( amount = 99.00 ).",
 }
 BECAME = {
+    "discarding": "Approved: 2 discarded",
     "requeueing": "Approved: Sending, 0 of 2 sent, 0 processed, 0 failed again",
     "editing": "Approved: stored, not sent yet",
     "editing_many": "Approved: 2 stored, not sent yet",
+    "closing": "Approved: breaker closed",
 }
-"""What the list says of approved acts that are not over when they are approved."""
+"""What the list says of approved acts."""
 each_act = pytest.mark.parametrize("asking", [discarding, requeueing, editing, editing_many, closing])
 
 
@@ -149,6 +156,32 @@ def test_an_approved_edit_leads_to_the_requeue_that_is_still_to_be_done(asking: 
 
     assert "The change is stored, and nothing is sent yet." in Page(approved).text
     assert place(approved).startswith(f"{ADMIN}requeuerun/preview/")
+
+
+def test_a_request_to_close_a_breaker_ends_once_the_breaker_has_closed_by_itself(ann: User, bob: User) -> None:
+    """It waited until it expired, and Live status counted it all day."""
+    asked = closing(client_of(ann))
+    lead = client_of(made.person("lead", superuser=True))
+    before = Page(lead.get(f"{ADMIN}livestatus/")).text
+    other = ApprovalRequest.objects.create(
+        act=GatedAct.CLOSE_BREAKER, subject="other", wish="{}", by="ann", asked_at=timezone.now(),
+        expires_at=timezone.now() + timedelta(days=1),
+    )  # fmt: skip
+    queue = ApprovalRequest.objects.exclude(pk=other.pk).get().subject
+    BreakerTable().put(queue, CLOSED, "host:1")
+    request = ApprovalRequest.objects.exclude(pk=other.pk).get()
+    shown, listed = Page(client_of(bob).get(asked)), Page(client_of(bob).get(f"{ADMIN}approvalrequest/")).text
+    other.delete()
+    after = Page(lead.get(f"{ADMIN}livestatus/")).text
+
+    assert (request.state, other.state) == (RequestState.OVER, RequestState.WAITING)
+    assert ("for a second person" in before, "for a second person" in after) == (True, False)
+    assert "The breaker closed by itself, " in shown.text
+    assert "before anybody had decided. Nothing was done." in shown.text
+    assert not [words for form in shown.forms for _name, _value, words in form.buttons if words.startswith("Approve")]
+    assert "Over: the breaker closed by itself" in listed
+    with pytest.raises(Outdated, match="the breaker closed by itself"):
+        approve(request.pk, Actor(name="bob", user_id=bob.pk))
 
 
 @each_act
@@ -170,7 +203,7 @@ def test_a_button_asks_and_a_second_person_approves(asking: Asking, ann: User, b
     assert WHAT_IS_DONE[name] in Page(page).text
     assert (before, approved.status_code, done()[name]) == (False, 200, True)
     assert "is approved." in Page(approved).text
-    assert BECAME.get(name, "Approved and carried out") in lists
+    assert BECAME[name] in lists
     assert "Nothing waits for a second person." in lists
 
 
@@ -237,6 +270,24 @@ def test_the_page_before_says_that_a_second_person_is_needed(asking: Asking, ann
     assert asks == [name != "closing", False]
 
 
+def test_a_breaker_that_closed_itself_leaves_nothing_to_approve(ann: User, bob: User) -> None:
+    """The page offered to close it, the click was refused, and the request waited for a day."""
+    first, second = client_of(ann), client_of(bob)
+    asked = closing(first)
+    waiting = Page(second.get(f"{ADMIN}queuecontrol/"))
+    QueueControl.objects.update(opened=False)
+    over, own = Page(second.get(asked)), Page(first.get(asked))
+    freed = Page(second.get(f"{ADMIN}queuecontrol/"))
+
+    number = ApprovalRequest.objects.get().pk
+    link = f"Request {number} to close the breaker, by ann, waits for a second person."
+    assert (waiting.links[link], "to close the breaker" in freed.text) == (asked, False)
+    assert "The queue is consumed again: its breaker has closed since. Nothing is left to do." in over.text
+    assert "Nothing of it is left to do. Reject it." in over.text
+    assert "Nothing of it is left to do. Withdraw it." in own.text
+    assert WHAT_IS_DONE["closing"] not in over.text
+
+
 @each_act
 def test_the_enter_key_in_the_remark_neither_approves_nor_rejects(asking: Asking, ann: User, bob: User) -> None:
     asked = asking(client_of(ann))
@@ -273,7 +324,12 @@ def test_an_own_request_cannot_be_approved_by_its_address_either(ann: User, page
         asked = discarding(client)
         answer = client.post(asked.replace("change", "approve"))
         withdrawn = press(client, client.get(asked), "Withdraw", remark="wrong ones")
+        act, message = OperatorAction.objects.latest("pk"), ParkedMessage.objects.latest("pk")
+        told = Page(client.get(f"{ADMIN}parkedmessage/{message.pk}/change/")).text
 
+        # It was told as a rejection everywhere but on the page of the request.
+        assert "is withdrawn. Nothing was done." in Page(withdrawn).text
+        assert (act.get_action_display(), f"Withdrawn by {user}" in told) == ("Withdraw: Discard", True)
         assert (answer.status_code, "You asked for this yourself." in Page(answer).text) == (403, True)
         assert (withdrawn.status_code, ApprovalRequest.objects.latest("pk").decided_by) == (200, user.username)
     assert not done()["discarding"]
@@ -310,7 +366,7 @@ def test_the_second_person_ticks_the_doubtful_keys_too(ann: User, bob: User) -> 
     approved = press(second, refused, "Approve", checked=mark)
 
     assert (refused.status_code, approved.status_code) == (422, 200)
-    assert "Check 1 key that matches no message or several, and tick it: PAY-9." in Page(refused).text
+    assert "Check 1 key that matches no message, several, or one elsewhere, and tick it: PAY-9." in Page(refused).text
     assert done()["discarding"]
 
 
@@ -465,13 +521,37 @@ def test_a_second_person_sees_what_the_author_saw_of_a_discard_and_a_link_to_the
     shown = Page(client_of(made.person("cleo", *ALL, "view_errorgroup")).get(address))
     without = Page(client_of(bob).get(address))
 
-    summary = "2 messages will never be handled. 2 business keys are affected. Their bodies are kept until "
+    effect = "2 messages will be discarded: no requeue sends them."
+    summary = f"{effect} 2 business keys are affected. Their bodies are kept until "
     assert summary in Page(asked).text
     assert summary in shown.text
     assert summary in without.text
     group = f"{ADMIN}errorgroup/{some[0].group_id}/change/"
     assert group in shown.links.values()
     assert group not in without.links.values()
+
+
+def test_an_edit_of_a_message_that_was_requeued_meanwhile_can_only_be_rejected(ann: User, bob: User) -> None:
+    address = editing(client_of(ann))
+    ParkedMessage.objects.update(state=State.PROCESSED, revision=F("revision") + 1)
+    second = client_of(bob)
+    shown = second.get(address)
+
+    assert "Nothing of it is left to do. Reject it." in Page(shown).text
+    with pytest.raises(AssertionError, match="no button says 'Approve"):
+        Page(shown).form_with("Approve")
+    assert "rmq-main" in shown.content.decode()
+    rejected = press(second, shown, "Reject", remark="it was processed")
+    assert "Rejected" in Page(rejected).text
+
+
+@pytest.mark.parametrize("off", [True, False])
+def test_a_second_person_sees_that_a_requeue_has_no_guard(ann: User, bob: User, *, off: bool) -> None:
+    asked = client_of(ann).get(f"{ADMIN}requeuerun/preview/", {"sel": made.selected(*two())})
+    request = press(client_of(ann), asked, "Ask for approval", start="now", reason="x", stop_at="100" if off else "50")
+
+    text = Page(client_of(bob).get(place(request))).text
+    assert ("guard off: the requeue run continues however many messages fail again" in text) is off
 
 
 @pytest.mark.parametrize(("asking", "destroys"), [(discarding, True), (requeueing, False)])
@@ -496,8 +576,9 @@ def test_list_and_page_say_how_many_of_its_messages_are_left(
     assert "Messages 1 of 2" in Page(before).text
     assert f"{request}: {'Discard' if destroys else 'Requeue'} 1 message" in Page(before).text
     assert after.status_code == 200
-    assert "Messages 1 of 2" in decided
-    assert "Messages 1 of 2" in final
+    became = "1 discarded · 1 left out" if destroys else "Sending, 0 of 2 sent, 0 processed, 0 failed again, 1 left out"
+    assert f"Approved: {became}" in decided
+    assert f"{became}." in final
     assert ("rmq-destroys" in content, "rmq-main" in content) == (destroys, not destroys)
     assert "rmq-danger" not in content
 
@@ -592,7 +673,7 @@ def test_an_edit_that_waits_and_one_that_was_approved_show_their_change_in_one_l
         (State.REQUEUED, True, "sent, its outcome is not known yet"),
         (State.PROCESSED, True, "processed"),
         (State.PARKED, True, "sent, and failed again"),
-        (State.DISCARDED, False, "discarded"),
+        (State.DISCARDED, False, "stored, then discarded"),
     ],
 )
 def test_an_approved_edit_says_what_became_of_its_message(
@@ -605,8 +686,87 @@ def test_an_approved_edit_says_what_became_of_its_message(
     later = timezone.now() + timedelta(seconds=1)
     ParkedMessage.objects.filter(version=2).update(state=state, requeued_at=later if sent else None)
 
-    for place_of_it in (address, REQUESTS):
-        assert f"Approved: {became}" in Page(second.get(place_of_it)).text
+    assert f"Approved: {became}" in Page(second.get(REQUESTS)).text
+    assert re.search(rf"Approved by bob, \d\d:\d\d: {became}\.", Page(second.get(address)).text)
+
+
+def test_an_approved_edit_of_many_counts_and_names_the_messages_that_it_left_out(ann: User, bob: User) -> None:
+    """ "4 stored" stood beside "3 of 4"."""
+    address, second = editing_many(client_of(ann)), client_of(bob)
+    left = ParkedMessage.objects.latest("pk")
+    hold(Selection.of_ids([left.pk]), actor_of(bob), until=timezone.now() + timedelta(hours=1), reason="look at it")
+    press(second, second.get(address), "Approve")
+    page = Page(second.get(address))
+
+    assert "1 stored, not sent yet · 1 left out" in page.text
+    assert "1 stored, not sent yet · 1 left out" in Page(second.get(REQUESTS)).text
+    assert "Left out PAY-2 It had changed since that was asked for: Hold by bob, " in page.text
+    assert page.links["Requeue what was edited…"].startswith(f"{ADMIN}requeuerun/preview/")
+
+
+@pytest.mark.parametrize("asking", [discarding, editing, editing_many, closing])
+def test_a_decided_request_leads_to_what_was_done(asking: Asking, ann: User, bob: User) -> None:
+    address, second = asking(client_of(ann)), client_of(bob)
+    press(second, second.get(address), "Approve", remark="as the bank's list says")
+    page = Page(second.get(address))
+    act = Page(second.get(page.links["Act in the audit log"]))
+
+    assert "as the bank's list says" in page.text
+    assert "ann, approved by bob" in act.text
+    assert act.links["Request 1"] == address
+    reader = Page(client_of(made.person("reader", "view_approvalrequest")).get(address))
+    assert "Act in the audit log" not in reader.links
+
+
+@pytest.mark.parametrize(
+    ("by", "ending"),
+    [
+        ("bob", "Rejected by bob, {at}: the customer was paid already. Nothing was done."),
+        ("ann", "Withdrawn by ann, {at}: the customer was paid already. Nothing was done."),
+        ("", "Expired at {at}: nobody had decided on it. Nothing was done."),
+    ],
+)
+def test_what_was_not_approved_says_why_and_can_be_asked_for_again(ann: User, bob: User, by: str, ending: str) -> None:
+    address, viewer = discarding(client_of(ann)), client_of(ann)
+    if by:
+        decider = client_of(ann if by == "ann" else bob)
+        press(
+            decider,
+            decider.get(address),
+            "Withdraw" if by == "ann" else "Reject",
+            remark="the customer was paid already.",
+        )
+    else:
+        ApprovalRequest.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+    page, listed = Page(viewer.get(address)), Page(viewer.get(REQUESTS)).text
+
+    at = timezone.localtime(ApprovalRequest.objects.get().ended_at).strftime("%H:%M")
+    assert ending.format(at=at) in page.text
+    assert ending.partition(" ")[0] in listed
+    assert ("the customer was paid already" in listed) == bool(by)
+    again = Page(viewer.get(page.links["Ask for it again…"], follow=True))
+    assert again.form_with("Ask for approval")
+
+
+def test_the_list_says_how_messages_were_chosen_in_the_language_of_the_reader(ann: User, bob: User) -> None:
+    """A German list had "type payment.transfer"."""
+    two()
+    chosen = Selection.of_filter({"type": "payment.transfer", "state": ["parked"]})
+    made.asked(lambda actor: discard(chosen, actor, category="test"), actor_of(ann))
+    with override("de"):
+        assert "Nachrichtentyp payment.transfer" in Page(client_of(bob).get(REQUESTS)).text
+
+
+def test_a_discard_of_which_nothing_was_left_is_not_said_to_be_carried_out(ann: User, bob: User) -> None:
+    address, second = discarding(client_of(ann)), client_of(bob)
+    page = second.get(address)
+    both = Selection.of_ids(ParkedMessage.objects.values_list("pk", flat=True))
+    hold(both, actor_of(bob), until=timezone.now() + timedelta(hours=1), reason="look at it")
+    press(second, page, "Approve")
+    text = Page(second.get(address)).text
+
+    assert "carried out" not in text
+    assert re.search(r"Approved by bob, \d\d:\d\d, but nothing was left to do: 2 left out\.", text)
 
 
 def test_what_an_edit_changes_is_shown_to_nobody_who_may_not_see_the_body(ann: User) -> None:
@@ -642,7 +802,7 @@ def test_the_finding_on_parked_messages_has_one_button_and_links_to_what_it_name
     assert need.buttons[0].label == "Open the group"
     assert row.count("rmq-button") == 2, "the list of buttons, and one button"
     assert address in [one.address for one in need.links]
-    assert f'<p><a href="{address}">Open the request' in row
+    assert f'<a href="{address}">Open the request' in row
 
 
 def test_the_act_of_a_request_shows_one_seal(ann: User, page: Client) -> None:
@@ -763,10 +923,12 @@ def test_a_request_that_has_shrunk_names_what_is_missing_and_has_one_count(
     assert f"{request}: {verb} 11 messages" in shown.text
     assert "Messages 11 of 12" in shown.text
     assert "1 is no longer open \u2013 left out PAY-3 Discarded " in shown.text
-    assert " by bob (Test): it will not be handled." in shown.text
+    assert " by bob (Test): no requeue sends it." in shown.text
     assert shown.links["PAY-3"] == f"{ADMIN}parkedmessage/{some[3].pk}/change/"
     assert f"{request} is to {verb.lower()} some of them." in status
-    assert "Messages 11 of 12" in ended
+    counted = "0 of 12 sent, 0 processed, 0 failed again"
+    became = f"{counted}, 1 left out" if "requeue" in act else "11 discarded · 1 left out"
+    assert became in ended
     if verb == "Requeue":
         run = Page(second.get(f"{ADMIN}requeuerun/{request.run}/change/")).text
         assert "0 of 12 sent" in run
@@ -780,7 +942,7 @@ def test_a_discard_that_lost_a_message_counts_the_keys_of_the_others(ann: User, 
     discard(Selection.of_ids([some[3].pk]), actor_of(bob), category="test")
     shown = Page(client_of(bob).get(address)).text
 
-    assert "11 messages will never be handled. 11 business keys are affected." in shown
+    assert "11 messages will be discarded: no requeue sends them. 11 business keys are affected." in shown
     assert f"#{some[9].pk}, …" in shown
 
 
@@ -796,12 +958,55 @@ def test_the_timeline_tells_how_a_request_ended_and_why_it_left_the_message_out(
     store(some[1].pk, Actor.of_code("fix"), propose(some[1], text='{"amount": 1.00}'), version=1, reason="amount")
     press(second, second.get(address), "Approve", remark="phoned")
     shown = Page(page.get(f"{ADMIN}parkedmessage/{some[1].pk}/change/"))
-    left = "Left out of the requeue · requeue run 1 It was changed after it was chosen."
+    left = "Left out of the requeue · Requeue run 1 It was changed after it was chosen."
     if "discard" in act:
         left = "Left out of the discard · Request 1 It had changed since that was asked for: Edit by fix, "
 
     assert re.search(rf"{re.escape(left)}.* Approved by bob · Request 1 phoned .*Approval asked for by ann", shown.text)
     assert shown.links["Request 1"] == address
+
+
+@pytest.mark.parametrize(("ask", "act"), [(editing, "an edit"), (discarding, "a discard")])
+def test_what_waits_for_a_second_person_is_left_out_of_a_requeue_unless_it_is_included(
+    ask: Asking, act: str, ann: User, bob: User
+) -> None:
+    """One press sent the body that a colleague had repaired, and the repair waited for its second person."""
+    ask(client_of(ann))
+    one, code = ParkedMessage.objects.get(business_key="PAY-1"), f"{act.split()[1]}_asked"
+    client, asked = client_of(bob), ApprovalRequest.objects.get()
+    preview = client.get(f"{ADMIN}requeuerun/preview/", {"message": one.pk}, follow=True)
+    included = press(client, preview, f"Include anyway {act} of 1 waits")
+    dry = run("rmq_parked", "requeue", str(one.pk), "--dry-run").out
+
+    assert f"{act} of 1 waits for a second person \N{EN DASH} left out · {asked} (ann)" in Page(preview).text
+    assert (preview.context["report"].sendable, included.context["report"].sendable) == (0, 1)
+    assert f"--include {code} sends it" in dry
+
+
+@pytest.mark.parametrize("ask", [editing, discarding])
+def test_where_all_wait_for_a_second_person_the_main_button_opens_the_request(
+    ask: Asking, ann: User, bob: User
+) -> None:
+    """Nothing would be sent, and the page had no button but "Cancel"."""
+    ask(client_of(ann))
+    client, one = client_of(bob), ParkedMessage.objects.get(business_key="PAY-1")
+    preview = client.get(f"{ADMIN}requeuerun/preview/", {"message": one.pk}, follow=True)
+
+    assert main_of(preview) == [f"Open request {ApprovalRequest.objects.get().pk}"]
+    assert follow(client, preview, "Open request").status_code == 200
+
+
+def test_where_several_requests_wait_the_main_button_lists_them(ann: User, bob: User) -> None:
+    some = two()
+    for one in some:
+        made.asked(partial(discard, Selection.of_ids([one.pk]), category="test"), actor_of(ann))
+    client = client_of(bob)
+    preview = client.get(f"{ADMIN}requeuerun/preview/", {"group": some[0].group_id}, follow=True)
+    blind = client_of(made.person("eve", "view_parkedmessage", "view_errorgroup", "requeue"))
+
+    assert main_of(preview) == ["Open 2 requests"]
+    assert follow(client, preview, "Open 2 requests").request["PATH_INFO"] == f"{ADMIN}approvalrequest/"
+    assert main_of(blind.get(f"{ADMIN}requeuerun/preview/", {"group": some[0].group_id}, follow=True)) == []
 
 
 class TestAnApprovedDiscardThatLeftAMessageOut:
@@ -830,7 +1035,7 @@ class TestAnApprovedDiscardThatLeftAMessageOut:
     def test_names_it_with_the_reason_on_its_page(self, address: str, bob: User) -> None:
         shown = Page(client_of(bob).get(address))
 
-        assert "1 of 2" in shown.text
+        assert "1 discarded · 1 left out" in shown.text
         assert "Left out PAY-2 It had changed since that was asked for: Hold by dave, " in shown.text
         assert "parkedmessage/" in shown.links["PAY-2"]
 
@@ -857,7 +1062,7 @@ class TestAnApprovedDiscardThatLeftAMessageOut:
         self, missed: ParkedMessage, address: str, bob: User
     ) -> None:
         one = Selection.of_ids([missed.pk])
-        discard(one, Actor.of_code("dave"), category="handled elsewhere")
+        discard(one, Actor.of_code("dave"), category="test")
         page = Page(client_of(bob).get(address)).text
         restore(Selection.of_ids([missed.pk]), Actor.of_code("dave"))
         client = client_of(bob)
@@ -876,7 +1081,9 @@ def test_a_run_that_had_listed_a_message_before_its_discard_was_approved_does_no
     page = author.get(f"{ADMIN}parkedmessage/discard/", {"sel": made.selected(*some)})
     address = place(press(author, page, "Ask for approval", category="handled elsewhere"))
     store(some[1].pk, Actor.of_code("fix"), propose(some[1], text='{"amount": 1.00}'), version=1, reason="amount")
-    listed = requeue_run(Selection.of_ids([some[1].pk]), Actor.of_code("fix"), reason="again")
+    listed = requeue_run(
+        Selection.of_ids([some[1].pk]), Actor.of_code("fix"), reason="again", include=("discard_asked",)
+    )
     press(second, second.get(address), "Approve")
     driver_of(listed, clock=Clock(), targets=Targets()).step()
 
@@ -898,9 +1105,10 @@ def test_a_run_and_its_request_link_each_other(ann: User, bob: User) -> None:
     request = Page(second.get(address))
 
     assert run.links["Request 1"] == address
-    assert request.links["requeue run 1"] == f"{ADMIN}requeuerun/1/change/"
-    assert "requeue run 1 : Sending, 0 of 2 sent, 0 processed, 0 failed again" in request.text
-    assert "Approved and carried out" in request.text
+    assert request.links["Requeue run 1"] == f"{ADMIN}requeuerun/1/change/"
+    assert "Sending, 0 of 2 sent, 0 processed, 0 failed again. Requeue run 1" in request.text
+    RequeueRun.objects.update(unconfirmed=2)
+    assert "0 failed again, 2 not confirmed. Requeue run 1" in Page(second.get(address)).text
 
 
 @pytest.mark.parametrize("asking", [discarding, requeueing])

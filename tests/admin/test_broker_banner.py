@@ -22,7 +22,9 @@ from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.management.broker_status import BrokerStatus, heads
 from django_rmq_retry.models import ConsumerProcess, RequeueRun
 from tests.admin import made
+from tests.admin.conftest import operating
 from tests.admin.looking import Page
+from tests.admin.test_rights import ADDRESSES, world
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("connected")]
@@ -115,6 +117,23 @@ def test_the_banner_says_since_when_no_consumer_reaches_the_broker(
     ]
 
 
+def test_every_page_says_that_the_broker_is_away_and_says_it_once(
+    page: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operating(settings, EDITABLE={"*": True})
+    made.broker_seen(monkeypatch, away="connection refused")
+    known = world()
+    told: dict[str, int] = {}
+    for address in ADDRESSES:
+        if address.method == "get":
+            answer = address.asked_by(page, known)
+            text = "" if answer.streaming else answer.content.decode()
+            told |= {f"{address} {address.of}": text.count("No connection to the broker (")} if "<body" in text else {}
+
+    assert {name: count for name, count in told.items() if count != 1} == {}
+    assert len(told) > 30
+
+
 def test_the_first_page_after_the_broker_is_back_is_true(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """It said "No connection" for a minute: the process had looked once, during the outage."""
     away = iter([True, False])
@@ -139,6 +158,7 @@ def test_what_the_broker_has_not_told_is_no_number(page: Client, monkeypatch: py
     assert f"Waiting until due {markup.NOTHING} " in text
     assert "The queues are not known yet" in text
     assert "shown as of" not in text
+    assert "checked" not in text
     assert f"payments.main transfer Ready {markup.NOTHING} " in text
 
 
@@ -149,7 +169,7 @@ def test_status_doctor_and_alerts_know_the_same_time_of_an_outage() -> None:
     health = Health(survey=survey(), away=away)
 
     assert {one.code: one.since for one in health.needs} == {Code.BROKER_AWAY: lost, Code.DISCONNECTED: lost}
-    assert heads(BrokerStatus.of(health))[0][2].startswith("no connection since ")
+    assert heads(BrokerStatus.of(health), terminal=False)[0][2].startswith("no connection since ")
 
 
 def _banners(page: Client) -> set[str]:

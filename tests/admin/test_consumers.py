@@ -11,6 +11,7 @@ from django.utils import timezone
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.health.processes import tidy_vanished
 from django_rmq_retry.models import ConsumerProcess, State
+from django_rmq_retry.models.controls import KILLED
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.looking import Page
@@ -19,8 +20,15 @@ from tests.commands.running import run
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 CONSUMERS = "/admin/rmq_retry/consumerprocess/"
 NOW = "/admin/rmq_retry/livestatus/"
-GONE = "This process has ended, or it does not reach the database."
-AGAIN = "These messages were in flight. If the process has ended, the broker delivers them again."
+GONE = "This process was killed, hangs, or does not reach the database."
+AGAIN = (
+    "If it hangs, end it before it goes on: the broker gives its messages to others meanwhile, so they may be handled "
+    "twice."
+)
+UNKNOWN = (
+    "One whose outcome is unknown is in its queue again, or another consumer has taken it, unless the process hangs "
+    "with it."
+)
 
 
 def shown(client: Client) -> str:
@@ -46,8 +54,9 @@ def test_the_page_begins_with_what_is_wrong_and_the_command_if_none_is_alive(
     made.consumer(seconds=52, host="vm", pid=18494)
     text = shown(page)
 
-    said = "✕ No consumer is alive. Last heartbeat 52 s ago: vm:18494. 1 queue stands still, 45 messages ready: pay 45."
-    assert f"{said} manage.py rmq_consume Processes" in text
+    # On a busy machine some seconds pass before the page is made.
+    last, said = r"Last heartbeat 5\d s ago: vm:18494\.", r"1 queue stands still, 45 messages ready: pay 45\."
+    assert re.search(rf"✕ No consumer is alive\. {last} {said} manage\.py rmq_consume Processes", text)
 
 
 def test_a_process_without_the_broker_is_named_before_the_table(page: Client) -> None:
@@ -70,7 +79,8 @@ def test_queues_beyond_three_are_folded(page: Client) -> None:
         ({"stopping": True}, "… stopping"),
         ({"connected": False}, "! no broker"),
         ({"connected": False, "stopping": True}, "… stopping"),
-        ({"seconds": 8.0}, "✓ running"),
+        ({"seconds": 5.0}, "✓ running"),
+        ({"seconds": 9.0, "connected": False}, "! no heartbeat for 9 s"),
         ({"seconds": 20.0, "stopping": True}, "! no heartbeat for 20 s"),
         ({"seconds": 31.0}, "✕ vanished"),
         ({"seconds": 31.0, "stopping": True}, "✕ vanished"),
@@ -80,6 +90,16 @@ def test_each_state_has_its_badge(page: Client, fields: dict[str, Any], badge: s
     made.consumer(**fields)
 
     assert f"worker-3:4711 {badge} Version" in shown(page)
+
+
+def test_a_process_that_was_just_started_is_not_said_to_have_no_broker(page: Client) -> None:
+    """Of one that died in its first second, "no broker" was the wrong cause."""
+    made.consumer(connected=False, started_at=timezone.now() - timedelta(seconds=2))
+    text, told = shown(page), run("rmq_status", "--consumers")
+
+    assert "worker-3:4711 … starting Version" in text
+    assert "Without a connection" not in text
+    assert told.lines[1][1] == "starting"
 
 
 def test_a_handler_beyond_its_deadline_stands_out_and_its_process_is_listed_first(page: Client) -> None:
@@ -125,11 +145,11 @@ def test_messages_in_flight_that_a_heartbeat_leaves_out_are_counted(page: Client
 
 def test_a_vanished_process_is_listed_with_its_messages(page: Client) -> None:
     made.consumer(host="a", in_flight=[made.in_flight(seconds=99, timeout=30.0)])
-    made.consumer(host="z", seconds=60, in_flight=[made.in_flight(seconds=80, key="PAY-9")])
+    made.consumer(host="z", seconds=60, in_flight=[made.in_flight(seconds=80, key="PAY-9", message_id="9f3c-9")])
     text = shown(page)
 
     assert text.index("z:4711 ✕ vanished") < text.index("a:4711 ! handler hangs")
-    assert f"{GONE} {AGAIN} 1 message was in flight at the last heartbeat" in text
+    assert f"{GONE} {AGAIN} {UNKNOWN} 1 message was in flight at the last heartbeat · outcome of 1 message unkn" in text
     # What it has done since its last heartbeat is not known.
     assert re.search(r"PAY-9 Attempt 1 Started 1 min ago", text)
 
@@ -158,6 +178,56 @@ def test_of_a_dead_process_each_message_that_was_parked_has_its_state(page: Clie
     assert f'href="/admin/rmq_retry/parkedmessage/{one.pk}/change/"' in answer.content.decode()
 
 
+def test_of_a_frozen_process_each_message_that_another_one_has_names_it(page: Client) -> None:
+    """It was said to hold them still, above the row of the process that handled them: woken, it paid as well."""
+    made.consumer(host="z", seconds=66, in_flight=[made.in_flight(seconds=70), made.in_flight(message_id="9f3c-8")])
+    made.consumer(host="a", in_flight=[made.in_flight(seconds=36)])
+    text, told = shown(page), run("rmq_status", "--consumers")
+
+    assert re.search(r"PAY-1 Attempt 1 Started 1 min ago Since then a:4711 has it now", text)
+    assert (text.count("has it now"), text.count("outcome unknown"), AGAIN in text) == (1, 1, True)
+    assert "another process has 1 message · outcome of 1 message unknown" in text
+    assert "✕ 1 consumer may be frozen with messages that others got since: z:4711 (1 min ago). " in text
+    assert told.out.count("✕ a:4711 has it now") == 1
+    frozen = next(one for one in run("rmq_status", "--consumers", "--json").data["items"] if one["in_flight"][1:])
+    assert [one["also"] for one in frozen["in_flight"]] == ["a:4711", None]
+
+
+def test_of_a_killed_process_each_message_that_another_one_handled_again_is_a_doubt(page: Client) -> None:
+    """Both payments were made twice, and both pages said "outcome unknown" of them."""
+    entries = [made.in_flight(seconds=70), made.in_flight(seconds=70, message_id="9f3c-8", key="PAY-2")]
+    gone = made.consumer(seconds=60, in_flight=entries)
+    made.tried_again("9f3c-7", at=gone.beat_at + timedelta(seconds=1), verdict="ack")
+    made.tried_again("9f3c-8", at=gone.beat_at + timedelta(seconds=1), verdict="retry")
+    text, told = shown(page), run("rmq_status", "--consumers")
+    data = run("rmq_status", "--consumers", "--json").data["items"][0]["in_flight"]
+
+    assert re.search(r"PAY-1 .* Since then ! handled again at .* by worker-4:12: it may have been done twice", text)
+    assert re.search(r"PAY-2 .* Since then tried again at .* by worker-4:12", text)
+    assert ("outcome unknown" in text, UNKNOWN in text) == (False, False)
+    assert told.out.count("! handled again by worker-4:12: perhaps done twice") == 1
+    assert [one["perhaps_twice_by"] for one in data] == ["worker-4:12", None]
+
+
+def test_a_replaced_process_counts_its_messages_that_may_have_been_handled_twice(page: Client) -> None:
+    for host in "xyz":
+        gone = made.consumer(host=host, seconds=4000, in_flight=[made.in_flight(seconds=4010)])
+    made.tried_again("9f3c-7", at=gone.beat_at + timedelta(seconds=1), verdict="ack")
+    made.consumer(host="a")
+
+    assert "3 messages perhaps done twice" in shown(page)
+
+
+def test_what_was_in_quarantine_as_its_worker_died_has_the_state_of_its_record(page: Client) -> None:
+    """It was parked because its worker died, and "outcome unknown" half an hour later."""
+    one = made.message(message_id="9f3c-7", queue="payments.main", state=State.PARKED)
+    made.consumer(seconds=60, in_flight=[made.in_flight(queue="payments.main.quarantine")])
+    text, told = shown(page), run("rmq_status", "--consumers")
+
+    assert re.search(r"PAY-1 Attempt 1 Started \d+ \w+ ago Since then . Parked", text)
+    assert f"✕ record #{one.pk}: parked" in told.out
+
+
 @pytest.mark.parametrize(("after", "settled"), [(5, True), (-5, False), (None, False)])
 def test_of_a_dead_process_nothing_is_red_once_all_its_messages_were_processed(
     page: Client, after: int | None, settled: bool
@@ -173,7 +243,12 @@ def test_of_a_dead_process_nothing_is_red_once_all_its_messages_were_processed(
     answer = page.get(CONSUMERS)
     said = Page(answer).text
 
-    assert ("All its messages were processed since." in said, AGAIN in said) == (settled, not settled)
+    later = (
+        "All that it had reported was processed since; Live status and the requeue run list what it may have begun "
+        "later, if it was perhaps handled twice."
+    )
+    assert (later in said, AGAIN in said) == (settled, not settled)
+    assert ("may have begun others" in said) == (not settled)
     assert (b'class="rmq-error"' in answer.content) == (not settled)
 
 
@@ -189,6 +264,7 @@ def test_a_dead_process_that_was_replaced_is_one_grey_line_and_no_finding(page: 
     assert "z:4711 ↻ replaced Version" in text
     assert GONE not in text
     assert "PAY-9" in text
+    assert "It may have begun others after its last heartbeat: " in text
     assert "2026.11 Queues payments.main 1 was busy Waiting" in text
     assert (before.lines[1][1], [line[1] for line in told.lines[1:3]]) == ("✕ vanished", ["running", "↻ replaced"])
 
@@ -292,10 +368,48 @@ def test_a_process_that_ended_with_a_fault_says_when_and_why(page: Client, secon
     said = f"Ended {timezone.localtime(at):%Y-%m-%d %H:%M:%S} , exit 1: a handler of statements hung"
 
     assert text.index("z:4711 ✕ ended") < text.index("a:4711 ✓ running")
-    assert f"{said} These messages were in flight: the broker delivers them again." in text
+    again = (
+        "These messages were in flight as it ended. One whose outcome is unknown is in its queue again, or another "
+        "consumer has taken it."
+    )
+    assert f"{said} {again}" in text
     assert GONE not in text
     assert said in shown(page)
-    assert ("z:4711 ↻ replaced" in shown(page)) == (seconds > 30)
+    assert "z:4711 ↻ replaced" in shown(page)
+
+
+def test_a_replaced_process_that_had_reported_nothing_says_where_the_rest_is_told(page: Client) -> None:
+    gone = made.consumer(host="z", seconds=600)
+    made.consumer(host="a", started_at=gone.beat_at + timedelta(seconds=9))
+    text = shown(page)
+
+    assert "z:4711 ↻ replaced" in text
+    assert "It had reported no message in flight; Live status and the requeue run list what it may have begun" in text
+
+
+def test_one_that_reported_its_messages_as_it_ended_has_begun_no_others(page: Client) -> None:
+    now = timezone.now()
+    fault: dict[str, Any] = {"beat_at": now, "ended_at": now, "fault": "exit 1: it hung", "stopping": True}
+    made.consumer(in_flight=[made.in_flight(seconds=70)], **fault)
+    before = shown(page)
+    made.message(message_id="9f3c-7", state=State.PROCESSED, succeeded_at=now)
+    after = shown(page)
+
+    assert ["were in flight as it ended" in text for text in (before, after)] == [True, False]
+    assert ["All its messages were processed since." in text for text in (before, after)] == [False, True]
+    assert "Live status and the requeue run list" not in before + after
+
+
+def test_an_end_that_others_noticed_says_when_and_when_it_was_heard_of_last(page: Client) -> None:
+    """A consumer that had been killed at 03:11:58 "ended" at 03:12:10."""
+    gone = made.consumer(host="z", seconds=40)
+    at = gone.beat_at + timedelta(seconds=12)
+    ConsumerProcess.objects.update(ended_at=at, fault=KILLED, stopping=True)
+    text, live = shown(page), Page(page.get(NOW)).text
+
+    noticed, heard = (f"{timezone.localtime(one):%Y-%m-%d %H:%M:%S}" for one in (at, gone.beat_at))
+    assert f"Noticed at {noticed} to have ended, last heard of at {heard} : {KILLED}" in text
+    assert "1 consumer has ended: killed: its process is gone (z:4711, last heard of 4" in live
 
 
 def test_processes_that_need_somebody_are_listed_above_those_that_run(page: Client) -> None:
@@ -309,13 +423,143 @@ def test_processes_that_need_somebody_are_listed_above_those_that_run(page: Clie
     assert sorted("abcde", key=lambda host: text.index(f"{host}:4711")) == list("bcdae")
 
 
+def test_processes_that_vanished_with_nothing_or_were_replaced_are_one_fold_each_below_the_others(page: Client) -> None:
+    """8 that a broken broker had ended stood above the 2 that ran."""
+    for host in "abcd":
+        made.consumer(host=host, seconds=400, queues=["other"])
+    text = shown(page)
+    gone = [made.consumer(host=host, seconds=600, in_flight=[made.in_flight()]) for host in "ghi"]
+    for host in "xyz":
+        made.consumer(host=host, started_at=gone[0].beat_at + timedelta(seconds=9))
+    answer = page.get(CONSUMERS)
+    folded = Page(answer).text
+
+    assert "processes vanished with" not in text
+    told = "4 processes vanished; none had reported a message in flight · a:4711, b:4711, c:4711 and 1 more"
+    assert f"{told}, last heartbeat 6 min ago" in folded
+    told = "3 vanished processes whose work others do · g:4711, h:4711, i:4711, last heartbeat 10 min ago · "
+    assert f"{told}outcome of 3 messages unknown" in folded
+    order = ["x:4711", "4 processes vanished", "a:4711 ✕ vanished", "3 vanished processes", "g:4711 ↻ replaced"]
+    assert sorted(order, key=folded.index) == order
+    assert re.findall(rb'<details data-rmq-fold="\w+"><summary>(\d)', answer.content) == [b"4", b"3"]
+    assert "3 processes are alive · 4 vanished · 3 vanished, replaced" in folded
+
+
+def test_many_processes_that_run_are_one_line_below_those_that_need_somebody_with_what_they_do(page: Client) -> None:
+    """12 that ran, each with a table of its messages, were 3,000 pixels before the one that had vanished."""
+    for number in range(6):
+        some = [made.in_flight(seconds=30 * number, key=f"PAY-{number}")] if number else []
+        made.consumer(host=f"run{number}", in_flight=some, waiting=number)
+    alone = page.get(CONSUMERS)
+    gone = made.message(message_id="m-1", state=State.PARKED, queue="other")
+    lost = made.in_flight(message_id="m-1", queue="other", seconds=70)
+    made.consumer(host="gone", seconds=60, queues=["other"], in_flight=[lost])
+    answer = page.get(CONSUMERS)
+
+    # On a busy machine some seconds pass before the page is made.
+    said = r"6 processes run · 5 of 24 threads busy · the longest for 2 min [345]\d s · 15 messages wait for a thread"
+    assert not re.search(said, Page(alone).text)
+    assert re.search(f"{said} · the oldest has run for 3 h", Page(answer).text)
+    assert [[row.process.row.host[:3] for row in first] for _table, first in answer.context["tables"]] == [
+        ["gon"],
+        ["run"] * 6,
+    ]
+    assert re.search(r"1 message in flight · the longest for 2 min \d+ s", Page(alone).text)
+    assert answer.content.index(f"/parkedmessage/{gone.pk}/".encode()) < answer.content.index(b"6 processes run")
+
+
 def test_a_crash_loop_warns_although_its_last_process_runs(page: Client) -> None:
     beat = made.consumer(host="a", seconds=900).beat_at
     for host, seconds in (("b", 600), ("c", 300)):
-        beat = made.consumer(host=host, seconds=seconds, started_at=beat + timedelta(seconds=9)).beat_at
-    made.consumer(host="d", started_at=beat + timedelta(seconds=9))
+        gone = [made.in_flight(key="PAY-7")]
+        last: dict[str, Any] = {"seconds": seconds, "started_at": beat + timedelta(seconds=9), "in_flight": gone}
+        beat = made.consumer(host=host, **last).beat_at
+    made.consumer(host="d", started_at=timezone.now() - timedelta(seconds=20))
+    text = Page(page.get(NOW)).text
 
-    assert "3 consumers without a heartbeat for 30 s: a:4711 (15 min ago), b:4711" in Page(page.get(NOW)).text
+    assert "✕ Consumers of payments.main die again and again: 3 within 10 min, the last one 5 min ago." in text
+    assert "In flight as they died, and how often: PAY-7 (2)." in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "runs", "said"),
+    [
+        (["PAY-7", "PAY-7", "PAY-8"], True, "In flight as they died, and how often: PAY-7 (2), PAY-8 (1)."),
+        (["PAY-7", "PAY-8", ""], False, "They had different messages in flight. Nobody reads payments.main now."),
+        (["", "", ""], True, "None had reported a message of these queues in flight: their logs say why they ended."),
+    ],
+)
+def test_a_crash_loop_is_one_line_with_what_its_processes_had_in_common_and_whether_another_reads(
+    page: Client, keys: list[str], runs: bool, said: str
+) -> None:
+    """Nine equal red rows, and what ended them had to be found by comparing their tables."""
+    beat = timezone.now() - timedelta(minutes=20)
+    for place, key in enumerate(keys):
+        gone = [made.in_flight(key=key, message_id=f"m-{key}")] if key else []
+        host, seconds = f"h{place}", 900 - 300 * place
+        beat = made.consumer(host=host, seconds=seconds, started_at=beat + timedelta(seconds=9), in_flight=gone).beat_at
+    if runs:
+        made.consumer(host="next", started_at=beat + timedelta(seconds=9))
+    answer = page.get(CONSUMERS)
+
+    lead = "✕ Consumers of payments.main die again and again: 3 within 10 min, the last one 5 min ago."
+    assert f"{lead} {said} " in Page(answer).text
+    assert f"{lead} {said} " in Page(page.get(NOW)).text
+    assert [len(first) for _table, first in answer.context["tables"]] == ([3, 1] if runs else [3])
+
+
+def test_a_crash_loop_names_what_it_has_parked_and_leads_to_its_group(page: Client) -> None:
+    """Its killer was one of "5 messages parked: 4 Malformed; 1 other", and both pages named innocent ones."""
+    beat = timezone.now() - timedelta(minutes=20)
+    for host in "abc":
+        born = beat + timedelta(seconds=9)
+        beat = made.consumer(host=host, started_at=born, beat_at=born + timedelta(minutes=5)).beat_at
+    group = made.group(title="worker_stopped", reason="worker_stopped")
+    made.message(group, business_key="KILLER", parked_at=timezone.now())
+    live = Page(page.get(NOW))
+
+    assert "Parked meanwhile because their worker died: KILLER." in live.text
+    assert "Parked meanwhile because their worker died: KILLER." in shown(page)
+    assert "1 of them may have been handled, because its worker died: KILLER." in live.text
+    assert f"/admin/rmq_retry/errorgroup/{group.pk}/change/" in live.links.values()
+
+
+def test_a_loop_is_not_over_because_its_last_process_lived_some_seconds_longer(page: Client) -> None:
+    """What ends each after about five minutes ends none to the second, and the last death is part of the loop."""
+    born, now = timezone.now() - timedelta(minutes=20), timezone.now()
+    for place, lived in enumerate((290, 291, 299)):
+        dies = born + timedelta(seconds=lived)
+        made.consumer(host=f"h{place}", started_at=born, beat_at=dies)
+        born = dies + timedelta(seconds=9)
+    text = Page(page.get(CONSUMERS)).text
+
+    assert now - dies > timedelta(minutes=4)
+    assert "die again and again: 3 within 10 min" in text
+
+
+def test_a_loop_that_seems_over_is_amber_and_says_which_process_lives(page: Client) -> None:
+    """Its fold stayed red under a finding that said it seemed over."""
+    beat = timezone.now() - timedelta(minutes=20)
+    for host in "abc":
+        born = beat + timedelta(seconds=2)
+        beat = made.consumer(host=host, started_at=born, beat_at=born + timedelta(seconds=30)).beat_at
+    made.consumer(host="z", started_at=timezone.now() - timedelta(minutes=9))
+    answer = page.get(CONSUMERS)
+
+    said = "their logs say why they ended. It seems over: z:4711 has run for 9 min."
+    assert said in Page(answer).text
+    assert said in Page(page.get(NOW)).text
+    assert [word in answer.content for word in (b"rmq-note rmq-warn", b"rmq-note rmq-bad")] == [True, False]
+
+
+def test_processes_that_are_not_heard_are_not_called_alive(page: Client) -> None:
+    """Three had been killed within half a minute, and "3 processes are alive" stood above them."""
+    for host in "abc":
+        gone = made.consumer(host=host, seconds=700, in_flight=[made.in_flight()])
+    for host, seconds in (("x", 15), ("y", 0), ("z", 0)):
+        made.consumer(host=host, seconds=seconds, started_at=gone.beat_at + timedelta(seconds=9))
+
+    assert "2 processes are alive · 1 without a heartbeat · 3 vanished, replaced" in shown(page)
 
 
 def test_findings_and_tables_write_an_age_in_the_same_way(page: Client) -> None:
@@ -335,10 +579,22 @@ def test_of_two_vanished_processes_the_one_with_messages_is_listed_first(page: C
     assert text.index("b:4711") < text.index("a:4711")
 
 
+def test_a_process_that_has_just_fallen_silent_is_not_folded_with_those_that_died_before(page: Client) -> None:
+    """It hung, and paid when it went on; the page named three that had died minutes before, and been replaced."""
+    for host in "abc":
+        made.consumer(host=host, seconds=400, queues=["other"])
+    made.consumer(host="z", seconds=45)
+    rows, _line, folded = shown(page).partition("3 processes vanished;")
+
+    assert "4 consumers without a heartbeat for 30 s: z:4711 (4" in Page(page.get(NOW)).text
+    assert GONE in rows.rpartition("z:4711")[2]
+    assert "z:4711" not in folded
+
+
 def test_a_vanished_process_without_messages_says_so(page: Client) -> None:
     made.consumer(seconds=60)
 
-    assert f"{GONE} No message was in flight." in shown(page)
+    assert f"{GONE} It had reported no message in flight." in shown(page)
 
 
 def test_messages_of_a_queue_with_ack_auto_are_not_delivered_again(page: Client) -> None:
@@ -346,9 +602,7 @@ def test_messages_of_a_queue_with_ack_auto_are_not_delivered_again(page: Client)
     made.consumer(seconds=60, in_flight=[made.in_flight(), lost])
     text = shown(page)
 
-    assert (
-        f'{AGAIN} It does not deliver messages of rates again, because ack="auto" has removed them from their queue.'
-    ) in text
+    assert f'{AGAIN} {UNKNOWN} Those of rates are in no queue again, because ack="auto" has removed them.' in text
     assert re.search(r'rate Key or id EUR Attempt 1 Started \d \w+ ago ✕ ack="auto"', text)
     assert text.count('✕ ack="auto"') == 1
     assert re.search(r'ack="auto" Since then \N{EN DASH}', text)
@@ -385,6 +639,8 @@ def test_only_the_processes_with_the_latest_heartbeats_are_listed(page: Client) 
 
     assert "Only the 200 processes with the latest heartbeats are shown." in text
     assert "latest:4711" in text
+    assert (text.count("✕ vanished"), "Show all 200" in text) == (15, True)
+    assert Page(page.get(f"{CONSUMERS}?all=1")).text.count("✕ vanished") == 199
 
 
 def test_an_empty_page_says_how_to_start_a_consumer(page: Client, settings: Any) -> None:

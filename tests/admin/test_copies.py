@@ -16,6 +16,7 @@ from django_rmq_retry.parked.edit import propose
 from django_rmq_retry.parked.edit import store as store_edit
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.wording import minute
 from tests.admin.looking import Page, press
 from tests.admin.pasting import ADMIN, LIST, pasted, previewed
 from tests.commands.running import run
@@ -79,6 +80,10 @@ def unconfirmed(message: ParkedMessage) -> None:
     change(message, unconfirmed=True)
 
 
+def unacked(message: ParkedMessage) -> None:
+    change(message, unacked=True)
+
+
 def on_hold(message: ParkedMessage) -> None:
     hold(Selection.of_ids([message.pk]), LEAD, until=timezone.now() + timedelta(hours=1))
 
@@ -93,6 +98,7 @@ def discarded(message: ParkedMessage, category: str = "handled elsewhere") -> No
         (processed, "A copy of this message was processed "),
         (on_hold, "A copy of this message is on hold until "),
         (unconfirmed, "A copy of this message may have been delivered."),
+        (unacked, "A copy of this message may have been handled."),
         (discarded, "Another message with its business key was discarded "),
     ],
 )
@@ -130,7 +136,7 @@ class TestThreeCopiesOfOnePayment:
         preview = previewed(page, group=first.group_id)
         press(page, press(page, preview, "Requeue 1 message"), "Continue here")
 
-        told = "2 are copies of other messages that were sent or discarded, are on hold, or go first"
+        told = "2 are copies of other messages \N{EN DASH} left out · 2: another copy goes first"
         assert told in Page(preview).text
         assert [one.properties.message_id for one in sent] == [first.message_id]
         assert codes() == [SENT, COPIES, COPIES]
@@ -143,9 +149,28 @@ class TestThreeCopiesOfOnePayment:
 
     def test_are_paid_three_times_only_if_the_operator_includes_them(self, page: Client, parked: Parked) -> None:
         preview = press(page, previewed(page, group=parked(3)[0].group_id), "Include anyway 2 are copies")
-        press(page, preview, "Requeue 3 messages")
+        refused = press(page, preview, "Requeue 3 messages")
+        press(page, preview, "Requeue 3 messages", reason="three payments")
 
+        assert "Enter a reason: messages are included that a check had left out." in Page(refused).text
         assert codes() == [SENT, SENT, SENT]
+
+    def test_look_worse_once_they_are_included(self, page: Client, parked: Parked) -> None:
+        """The warning turned into a mild remark, and one press paid again."""
+        done = parked(3)[0]
+        run = requeue_run([done.pk])
+        run.items.update(state="processed")
+        processed(done)
+        preview = previewed(page, group=done.group_id)
+        included = press(page, preview, "Include anyway 2 are copies")
+        when = minute(ParkedMessage.objects.get(pk=done.pk).succeeded_at or timezone.now())
+        told = f"2: another copy was processed {when} (requeue run {run.pk})"
+
+        assert f"2 are copies of other messages \N{EN DASH} left out · {told} Include" in Page(preview).text
+        told = f"! 2 are copies of other messages · {told} \N{EN DASH} sending them does it again"
+        assert told in Page(included).text
+        assert '<li class="rmq-no">' in included.content.decode()
+        assert "Reason (required)" in Page(included).text
 
     def test_are_paid_once_by_a_requeue_of_a_list_of_keys(
         self, page: Client, sent: list[Message], parked: Parked
@@ -185,7 +210,7 @@ class TestThreeCopiesOfOnePayment:
     def test_are_named_in_the_shell_with_the_option_that_sends_them(self, parked: Parked) -> None:
         parked(2)
         told = run("rmq_parked", "requeue", "--key", "PAY-7", "--dry-run").out
-        run("rmq_parked", "requeue", "--key", "PAY-7", "--include", "copies", "--yes", "--no-wait")
+        run("rmq_parked", "requeue", "--key", "PAY-7", "--include", "copies", "--yes", "--no-wait", "--reason", "both")
 
         assert "1 copies, left out (--include copies sends it): PAY-7" in told
         assert codes() == [SENT, SENT]
@@ -197,6 +222,8 @@ class TestThreeCopiesOfOnePayment:
     pytest.param(lambda one: change(one, state="requeued"), id="was sent"),
     pytest.param(lambda one: change(one, state="requeueing"), id="is being sent"),
     pytest.param(lambda one: change(one, unconfirmed=True), id="may have been delivered"),
+    pytest.param(lambda one: change(one, unacked=True), id="failed after its first worker was killed"),
+    pytest.param(lambda one: change(one, reason="worker_stopped"), id="may have killed its worker"),
     pytest.param(lambda one: change(one, succeeded_at=timezone.now()), id="was handled in another copy"),
     pytest.param(lambda one: change(one, discarded_at=timezone.now()), id="was discarded and arrived again"),
     pytest.param(lambda one: requeue_run([one.pk]), id="is sent next by another run"),
@@ -372,3 +399,18 @@ class TestPages:
 
         assert "A copy of this message" not in Page(page.get(f"{LIST}{other.pk}/change/")).text
         assert requeued(other) == [SENT]
+
+
+def test_the_main_button_of_a_copy_of_what_was_handled_discards_it_as_a_duplicate(page: Client, parked: Parked) -> None:
+    """Its page said that a copy had been processed, and offered a requeue that would have sent nothing."""
+    first, second = parked()
+    address = f"{LIST}{second.pk}/change/"
+    before = Page(page.get(address))
+    ParkedMessage.objects.filter(pk=first.pk).update(state="processed", succeeded_at=timezone.now())
+    after = Page(page.get(address))
+    main = [[tag["href"] for _, tag in shown.tags if "rmq-main" in tag.get("class", "")] for shown in (before, after)]
+
+    assert "A copy of this message was processed" in after.text
+    assert ["preview" in " ".join(some) for some in main] == [True, False]
+    assert main[1] == [after.links["Discard…"]]
+    assert '<option value="duplicate" selected>' in page.get(main[1][0], follow=True).content.decode()

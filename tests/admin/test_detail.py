@@ -13,11 +13,14 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from django.utils.translation import override
 
 from django_rmq_retry import CeleryTask, Delivery, handler
+from django_rmq_retry.attempts.history import failures_of
 from django_rmq_retry.markup import NOTHING, name, wrapping
 from django_rmq_retry.messages import encode_properties
 from django_rmq_retry.messages.identity import attempt_identities
+from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.models import (
     Attempt,
     MessageVersion,
@@ -27,12 +30,14 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
+from django_rmq_retry.parked import edit
 from tests.admin import made
 from tests.admin.conftest import SUPPORT, client_of, operating, support
 from tests.admin.looking import EVIL, Page, address_of, own_queries, scripts_in
 from tests.commands.running import run
 from tests.messages.celery_calls import recorded
 from tests.operators.invariants import check_audit_log
+from tests.operators.made import ANN, discard_messages
 from tests.parked.arrivals import by_us, store, the_record
 
 pytestmark = pytest.mark.django_db
@@ -40,7 +45,7 @@ LISTED = "/admin/rmq_retry/parkedmessage/"
 IBAN = "DE89370400440532013000"
 
 
-def test_the_page_takes_ten_queries(page: Client) -> None:
+def test_the_page_takes_twelve_queries(page: Client) -> None:
     one = made.message(business_key="PAY-1")
     for number in range(1, 6):
         made.attempt(one, number)
@@ -48,7 +53,7 @@ def test_the_page_takes_ten_queries(page: Client) -> None:
         response = page.get(address_of(one))
 
     assert response.status_code == 200
-    assert len(own_queries(queries)) <= 10, own_queries(queries)
+    assert len(own_queries(queries)) <= 12, own_queries(queries)
 
 
 def test_the_message_page_shows_each_attempt_with_its_time(page: Client, settings: Any) -> None:
@@ -128,6 +133,77 @@ def test_a_message_that_was_handled_twice_says_so_first_and_in_its_timeline(page
     assert "Handled twice" in run("rmq_parked", "show", str(one.pk)).out
 
 
+def test_a_message_of_a_run_that_was_perhaps_handled_twice_says_so_first(page: Client) -> None:
+    """Its page began with "Processed", although it was one of those that the run doubted, and was paid twice."""
+    one = made.message(business_key="PAY-1", state=State.PROCESSED, cycle=2, succeeded_at=timezone.now())
+    run = RequeueRun.objects.create(created_at=timezone.now(), by="ann", state="finished")
+    item = {"run": run, "message": one, "revision": 1, "cycle": 2, "place": 0, "state": "processed"}
+    RequeueItem.objects.create(**item, handled=1, redelivered=True)
+    text = Page(page.get(address_of(one))).text
+
+    assert "Perhaps handled twice: a consumer that was lost had it first. Processed" in text
+    assert "! Perhaps handled twice" in text
+
+
+def test_the_timeline_has_each_lost_consumer_that_had_begun_the_message(page: Client) -> None:
+    """Only a list of its run knew that another consumer had paid before: the message and its command told of one."""
+    one = made.message(business_key="PAY-1", state=State.PROCESSED, cycle=2, parked_at=timezone.now())
+    had = made.in_flight(message_id=one.message_id, seconds=-20)
+    made.consumer(seconds=100, ended_at=timezone.now(), in_flight=[had])
+    made.consumer(pid=9, in_flight=[had])
+    handled(one, "ack", 1, pid=355)
+    address = address_of(one)
+    with CaptureQueriesContext(connection) as before:
+        untold = Page(page.get(address)).text
+    Attempt.objects.update(redelivered=True)
+    with CaptureQueriesContext(connection) as after:
+        text = Page(page.get(address)).text
+    told, data = (run("rmq_parked", "show", str(one.pk), *options) for options in ((), ("--json",)))
+
+    assert "Begun by" not in untold
+    assert len(own_queries(after)) == len(own_queries(before)) + 1
+    assert text.count("Begun by") == 1
+    assert text.index("Attempt 1 succeeded") < text.index("! Begun by worker-3:4711") < text.index("Parked: ")
+    assert "worker-3:4711 had begun it at " in told.out
+    assert [item["process"] for item in data.data["begun"]] == ["worker-3:4711"]
+
+
+def test_a_search_shows_no_tick_for_a_message_that_was_perhaps_handled_twice(page: Client) -> None:
+    """It was "✓ processed", and only its own page told of the doubt."""
+    for key in ("PAY-1", "PAY-10"):
+        one = made.message(business_key=key, state=State.PROCESSED, cycle=2, succeeded_at=timezone.now())
+        run_of = RequeueRun.objects.create(created_at=timezone.now(), by="ann", state="finished")
+        item = {"run": run_of, "message": one, "revision": 1, "cycle": 2, "place": 0, "state": "processed"}
+        RequeueItem.objects.create(**item, handled=1, redelivered=key == "PAY-1")
+    text = Page(page.get(LISTED, {"q": "PAY-"})).text
+    listed = run("rmq_parked", "list", "--begins", "PAY-").out
+
+    assert (text.count("! Processed"), text.count("✓ Processed"), text.count("perhaps handled twice")) == (1, 1, 1)
+    assert listed.count("perhaps handled twice, GatewayTimeout") == 1
+
+
+def test_a_list_says_which_messages_may_have_been_handled(page: Client) -> None:
+    """Only the preview and the page of each told it."""
+    for unacked in (True, False):
+        made.message(business_key=f"PAY-{unacked}", unacked=unacked)
+    made.message(made.group(title="worker_stopped", reason="worker_stopped"), error="", error_text="")
+
+    assert Page(page.get(LISTED)).text.count("may have been handled") == 2
+    assert run("rmq_parked", "list").out.count("may have been handled") == 2
+    assert Page(page.get(LISTED, {"doubt": "handled"})).text.count("may have been handled") == 2
+    assert run("rmq_parked", "list", "--doubt", "handled", "--json").data["total"] == 2
+    assert Page(page.get(LISTED, {"doubt": "rubbish"})).text.count("may have been handled") == 0
+
+
+def test_a_message_that_died_with_its_worker_was_tried_at_least_once(page: Client) -> None:
+    """Its row said "Attempts 0" of a payment that eight workers had begun."""
+    one = made.message(made.group(reason="worker_stopped"), attempts=0, error="", error_text="")
+    cells = re.findall(r"Attempts</span> ([^<]+)<", page.get(LISTED).content.decode())
+
+    assert cells == ["1+"]
+    assert "\t1+\t" in run("rmq_parked", "list", str(one.pk)).out
+
+
 def test_a_message_is_handled_twice_although_the_first_process_was_killed_before_it_wrote_its_attempt(
     page: Client,
 ) -> None:
@@ -146,13 +222,13 @@ def test_a_message_is_handled_twice_although_the_first_process_was_killed_before
 
     assert not any("handled twice" in said.lower() for said in before)
     assert re.search(r"! Handled twice .*Handled twice: [\d :-]+ by vm:356, once at an unknown time\. Processed", text)
-    assert re.search(rf"Check whether that did harm\. .* requeue run {sent.pk}", text)
+    assert re.search(rf"Check whether that did harm\. .* Requeue run {sent.pk}", text)
     assert f"/admin/rmq_retry/requeuerun/{sent.pk}/change/" in opened.links.values()
     assert "once at an unknown time. Processed" in told
     assert f"It was handled twice in requeue run {sent.pk}." in told
     assert "Check whether that did harm." in told
     assert (data["handled"], data["handled_twice_in_run"]) == (2, sent.pk)
-    assert "Processed handled twice" in Page(page.get(listed)).text
+    assert "no answer within 30 s handled twice" in Page(page.get(listed)).text
 
 
 def test_an_attempt_whose_parking_was_interrupted_is_not_shown_as_a_parking(page: Client) -> None:
@@ -282,13 +358,14 @@ def test_the_message_page_escapes_all_message_contents(page: Client) -> None:
 
 
 def test_direction_marks_are_shown_as_escape_codes(page: Client) -> None:
-    one = made.message(business_key="PAY-1\u202e", error_text="a\x00b", body=b'{"a": "\xe2\x80\xae\x01"}')
+    # PostgreSQL stores no NUL in a text.
+    one = made.message(business_key="PAY-1\u202e", error_text="a\x02b", body=b'{"a": "\xe2\x80\xae\x01"}')
     content = page.get(address_of(one)).content.decode()
 
     assert "\u202e" not in content
     assert "PAY-1\\u202e" in content
     assert "␁" in content
-    assert "\x00" not in content
+    assert "\x02" not in content
 
 
 @pytest.mark.parametrize(
@@ -441,6 +518,42 @@ def test_an_edited_message_shows_its_version_and_the_original(page: Client) -> N
     assert page.post(address_of(one, "body"), {"version": "1"}).content == b'{"amount": 1}'
 
 
+def test_an_edited_message_says_first_who_changed_what_and_why(page: Client, settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
+    one = made.message(body=b'{"amount": "8,50"}', content_type="application/json", business_key="PAY-1")
+    edit.store(one.pk, ANN, edit.propose(one, text='{"amount": 8.50}'), version=1, reason="comma")
+    told = Page(page.get(address_of(one)))
+
+    assert "Parked edited" in told.text
+    found = re.search(r"Edited by ann, [^;]+; the edited message was not sent yet\. Reason: comma\.", told.text)
+    assert found is not None
+    assert found.end() < told.text.index('amount: "8,50" → 8.50') < told.text.index("Earlier: It failed")
+    assert told.links["show the original"] == "?version=1#rmq-body"
+
+
+def test_a_discarded_message_says_first_until_when_it_can_be_restored(page: Client, settings: Any) -> None:
+    """It said that it "stays parked", because the broker had not confirmed a requeue before."""
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"RESOLVED_DAYS": 30}}
+    one = made.message(unconfirmed=True)
+    discard_messages([one.pk], category="duplicate")
+    told = Page(page.get(address_of(one))).text
+
+    until = timezone.localdate() + timedelta(days=30)
+    assert re.search(rf"by ann \(Duplicate\): no requeue sends it\. It can be restored until {until}\.", told)
+    assert "It stays parked" not in told
+
+
+@pytest.mark.parametrize(("number", "said"), [(1, "Nach 1 Versuch aufgegeben"), (5, "Nach 5 Versuchen aufgegeben")])
+def test_the_page_speaks_the_language_of_the_reader(page: Client, number: int, said: str) -> None:
+    one = made.message(detail=f"Gave up after {number} attempt{'s' * (number > 1)}: GatewayTimeout: no answer")
+    made.attempt(one, 5)
+    with override("de"):
+        told = Page(page.get(address_of(one))).text
+
+    assert f"{said}: GatewayTimeout: no answer" in told
+    assert "worker-3:812 · 30,0 s" in told
+
+
 def test_size_and_digest_are_those_of_the_version_that_is_shown(page: Client) -> None:
     first, second = b'{"amount": 1}', b'{"amount": 12}'
     one = made.message(body=first, version=2, size=len(first), sha256=hashlib.sha256(first).hexdigest())
@@ -470,10 +583,29 @@ def test_the_x_death_header_is_shown_in_a_table(page: Client) -> None:
     one = made.message(properties=made.properties({"x-death": [loop, plain]}))
     text = Page(page.get(address_of(one))).text
 
-    told = "Reason expired Count 3 First time 2026-11-22 06:00:00 Exchange again Routing keys pay, cash"
+    first = f"{timezone.localtime(at_noon):%Y-%m-%d %H:%M:%S}"
+    told = f"Reason expired Count 3 First time {first} Exchange again Routing keys pay, cash"
     names = ("First time", "Exchange", "Routing keys", "Original expiration (ms)")
     assert f"payments.wait {told} Original expiration (ms) 60000" in text
     assert f"payments.main Reason rejected Count 2 {' '.join(f'{name} {NOTHING}' for name in names)}" in text
+
+
+def test_headers_and_properties_repeat_nothing_that_the_page_tells_above(page: Client) -> None:
+    """x-death stood there twice, and the id, the type and the time of publishing once more."""
+    entry = {"queue": "payments.wait", "reason": "expired", "count": 3, "exchange": "", "routing-keys": ["pay"]}
+    published = datetime(2026, 11, 22, 12, tzinfo=UTC)
+    fields: dict[str, Any] = {"message_id": "9f3c-once", "type": "payment", "timestamp": int(published.timestamp())}
+    one = made.message(
+        published_at=published,
+        message_id="9f3c-once",
+        type="payment",
+        properties=made.properties({"x-death": [entry]}, app_id="ledger", **fields),
+    )
+    below = Page(page.get(address_of(one))).text.partition("Headers and properties")[2]
+
+    assert "payments.wait" in below
+    assert "ledger" in below
+    assert not any(text in below for text in ("count = 3", "9f3c-once", str(fields["timestamp"]), "It has no headers"))
 
 
 @pytest.mark.parametrize(
@@ -569,9 +701,19 @@ def test_a_message_that_failed_again_shows_its_first_failure_and_parking_and_is_
     assert f"First failed {timezone.localtime(begun + timedelta(seconds=2)):%Y-%m-%d %H:%M:%S}" in text
     assert "2 · cycle 1, 1 · cycle 2" in text
     assert text.count("Parked: ") == 2
-    assert "Its failures are those of all arrivals" not in text
+    assert "copies of it came" not in text
     assert f"Requeue run {run.pk} by ann is paused and has not sent it." in text
-    assert "It arrived 2 times. Its failures are those of all arrivals." in Page(page.get(address_of(one))).text
+    assert "2 copies of it came, as after a lost connection." in Page(page.get(address_of(one))).text
+
+
+def test_a_message_whose_worker_died_says_how_often(page: Client) -> None:
+    """It said "It arrived 2 times", which of such a message reads as if two workers had taken it."""
+    told = "Redelivered 3 times after its workers stopped or lost their connection."
+    one = made.message(reason=Reason.CRASHED, detail=told, copies=2, attempts=0, error="", error_text="")
+    text = Page(page.get(address_of(one))).text
+
+    assert "worker died. At least 3 times a worker took it and stopped, or lost its connection. Its handler may" in text
+    assert "2 copies of it came" in text
 
 
 @pytest.mark.parametrize("attempts", [3, 12])
@@ -589,7 +731,7 @@ def test_two_parked_copies_of_one_message_are_counted_alike_everywhere(page: Cli
     assert [f"Attempts {2 * attempts} " in told for told in lists] == [True, True]
     assert str(2 * attempts) in {line[6] for line in run("rmq_parked", "list").lines}
     assert f"{2 * attempts} · cycle 1" in text
-    assert "It arrived 2 times. Its failures are those of all arrivals." in text
+    assert "2 copies of it came, as after a lost connection. Its failures are those of all copies." in text
     assert f"after {2 * attempts} attempts." in run("rmq_parked", "show", str(one.pk)).out
 
 
@@ -614,6 +756,25 @@ def test_a_message_without_an_id_counts_no_attempts_of_its_twin(page: Client) ->
 
     assert "It failed 2 times, then it was parked" in text
     assert "2 · cycle 1" in text
+
+
+@pytest.mark.parametrize("requeued", [{}, {"state": State.REQUEUED, "cycle": 2}])
+def test_a_message_without_an_id_that_the_broker_parked_failed_as_often_as_the_broker_counts(
+    page: Client, requeued: dict[str, Any]
+) -> None:
+    now = timezone.now()
+    times: dict[str, Any] = {"parked_at": now - timedelta(minutes=1), **({"requeued_at": now} if requeued else {})}
+    one = made.message(
+        message_id="", attempts=0, by="broker", properties=deaths("payments.main", 3), **times, **requeued
+    )
+    twin = attempt_identities(one.queue, bytes(one.body))[0]
+    for number in (1, 2, 3):
+        made.attempt(one, number, identity=twin, message_id="")
+    text = Page(page.get(address_of(one))).text
+
+    assert "It failed 3 times, then it was parked" in text
+    assert "3 · cycle 1" in text
+    assert failures_of([one]) == {one.pk: 3}
 
 
 def test_the_first_failure_is_that_of_the_timeline_if_the_message_reports_a_later_one(page: Client) -> None:

@@ -31,13 +31,14 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
+from django_rmq_retry.parked.edit_many import Act, PathChange, store_many
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.wording import minute
 from tests.admin import made
 from tests.admin.budgets import BUDGETS
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page, own_queries
-from tests.operators.made import logged, requeue_run
+from tests.operators.made import BOB, discard_messages, logged, requeue_run
 
 pytestmark = pytest.mark.django_db
 GROUPS = "/admin/rmq_retry/errorgroup/"
@@ -84,7 +85,7 @@ def test_a_group_card_shows_its_count_its_age_and_whether_it_grows(page: Client,
 
     assert "GatewayTimeout · bank.gateway:post 3 parked · 1 on hold" in text
     assert re.search(
-        r"transfer · ▲ growing \(\+2 since [\d:]+\) · first 52 min ago Requeue one, then the others… More…", text
+        r"transfer · ▲ growing \(\+2 since [\d:]+\) · first 52 min ago .*? Requeue one, then the others… More…", text
     )
     assert text.count("growing") == 1
     assert "The bank did not answer." in text
@@ -125,7 +126,7 @@ class TestOneCauseBehindTwoHandlers:
         shown = Page(page.get(f"{GROUPS}{cause.pk}/change/"))
         listed = page.get(f"/admin/rmq_retry/parkedmessage/?group={cause.pk}&queue=card&handler=pay.card")
 
-        assert "Where they failed pay.transfer (transfer) 3" in shown.text
+        assert "Queues and handlers pay.transfer (transfer) 3" in shown.text
         assert "pay.card (card) 2" in shown.text
         assert listed.context["cl"].result_count == 2
 
@@ -262,6 +263,56 @@ def test_the_page_of_a_group_lists_the_deploys_under_which_it_failed(
     assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old Requeue…" in cut
     assert "ffff99" not in whole
     assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in whole
+
+
+@pytest.mark.parametrize(
+    ("left", "tried", "shown"), [(True, True, "pay.card"), (False, True, "pay.book"), (False, False, "pay.card")]
+)
+def test_the_traceback_of_a_group_is_of_a_handler_whose_messages_are_parked_if_there_is_one(
+    page: Client, *, left: bool, tried: bool, shown: str
+) -> None:
+    """Two handlers share the cause; the traceback was that of messages which had been discarded."""
+    cause = made.group()
+    old, new = (made.message(cause, handler=name) for name in ("pay.book", "pay.card"))
+    for one, at in [*([(old, timezone.now() - timedelta(minutes=9))] if tried else []), (new, timezone.now())]:
+        made.attempt(one, 5, at=at, fingerprint=cause.fingerprint)
+    if not left:
+        discard_messages([new.pk], BOB)
+    text = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
+
+    assert f"· {shown} " in text.partition("Latest traceback")[2]
+    assert ("no message of this handler is parked with this error now" in text) is (not left and not tried)
+    assert "payments/handlers.py:41 in transfer" in text
+
+
+def test_a_timeline_without_attempts_says_that_none_is_recorded(page: Client) -> None:
+    cause = made.group()
+    one = made.message(cause)
+    sent = made.message(cause, state="requeued", cycle=2, requeued_at=timezone.now())
+    said = "No attempt of this message is recorded here."
+    texts = [Page(page.get(f"/admin/rmq_retry/parkedmessage/{pk}/change/")).text for pk in (one.pk, sent.pk)]
+
+    assert said in Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
+    assert [said in text for text in texts] == [False, True]
+    assert "5 attempts were not recorded" in texts[0]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_group_tells_of_the_edit_of_its_messages_also_with_those_of_another_group(
+    page: Client, settings: Any, *, together: bool
+) -> None:
+    """Its timeline ended with the failure, and one edit of both groups stood on neither page."""
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
+    cause = made.group()
+    some = [made.message(one, body=b'{"amount": 1}') for one in ([cause, made.group()] if together else [cause])]
+    set_two = PathChange(path="amount", act=Act.SET, value="2", number=True)
+    store_many(set_two, BOB, revisions={one.pk: one.revision for one in some}, reason="typo")
+    text = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
+
+    assert "● Edited by bob typo" in text.partition("Timeline")[2].partition("Parked in the last")[0]
+    assert re.search(
+        "Action Edit .*Reason typo", text.partition(" Activity ")[2].partition("Messages in this group")[0]
+    )
 
 
 def test_deploys_are_shown_without_the_traceback_permission() -> None:

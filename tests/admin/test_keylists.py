@@ -12,7 +12,17 @@ from django.utils import timezone
 
 from django_rmq_retry import Message
 from django_rmq_retry.amqp.levels import Level
-from django_rmq_retry.models import ErrorGroup, KeyList, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
+from django_rmq_retry.models import (
+    BusinessKey,
+    ErrorGroup,
+    KeyList,
+    OperatorAction,
+    ParkedMessage,
+    RequeueItem,
+    RequeueRun,
+    State,
+)
+from django_rmq_retry.parked.findings import RequeueReport, report
 from django_rmq_retry.topology.declarations import Role
 from tests.admin import made
 from tests.admin.conftest import client_of, is_north, operating
@@ -57,6 +67,39 @@ def test_a_pasted_list_shows_the_result_of_each_key(page: Client) -> None:
     assert Page(told).form_with("Look up the keys")[1]["keys"] == "PAY-1\nPAY-2\nPAY-3\nPAY-4\nCUST-7\nPAY-9"
 
 
+@pytest.fixture
+def cut() -> ParkedMessage:
+    """A payment whose body was cut, so that no business key is known of it."""
+    cause = made.group(reason="undecodable_body")
+    return made.message(cause, body=b'{"payment": "CUT-2", "amount": 12', business_key="", message_id="7be0")
+
+
+def test_a_key_that_stands_in_a_body_which_cannot_be_read_is_found_as_a_search_finds_it(
+    page: Client, cut: ParkedMessage
+) -> None:
+    made.message(business_key="PAY-1")
+    told = pasted(page, "PAY-1, CUT-2, PAY-9")
+    text = Page(told).text
+
+    assert tiles(told) == {"keys": 3, "found": 1, "missing": 1, "several": 0, "closed": 0}
+    assert "In a content (1) These stand in the content of parked messages" in text
+    assert f"CUT-2 #{cut.pk} 7be0" in text
+    assert "Not found (1) PAY-9" in text
+    assert Page(told).links[f"#{cut.pk} 7be0"] == f"{LIST}{cut.pk}/change/"
+
+
+def test_a_key_that_stands_in_a_body_which_cannot_be_read_leaves_nothing_out_and_has_to_be_checked(
+    page: Client, cut: ParkedMessage
+) -> None:
+    preview = previewed(page, group=cut.group_id)
+    answer = press(page, preview, "Leave these out", **{"except": "CUT-2"})
+
+    assert "1 key stands only in the content of a parked message without a business key" in Page(answer).text
+    assert f"CUT-2 → #{cut.pk}" in Page(answer).text
+    assert "was not found" not in Page(answer).text
+    assert "I have checked 1 key" in Page(answer).text
+
+
 def test_keys_of_messages_that_were_not_parked_are_shown_with_their_place(page: Client) -> None:
     """A payment that waited behind a blocked key was "Not found"; it was paid elsewhere, unblocked and paid again."""
     made.message(business_key="PAY-1")
@@ -66,14 +109,17 @@ def test_keys_of_messages_that_were_not_parked_are_shown_with_their_place(page: 
 
     assert tiles(told) == {"keys": 6, "found": 1, "missing": 1, "several": 0, "closed": 0}
     assert "Elsewhere (4)" in text
-    assert "PAY-61 Waits for a blocked ordering key: PAY-61, behind PAY-60 (ordering key ACC-6)" in text
+    assert (
+        "PAY-61 … may still be handled Waits for a blocked ordering key: PAY-61, behind PAY-60 (ordering key ACC-6)"
+        in text
+    )
     assert "Not found (1) PAY-9" in text
     assert "Also searched: the outbox" in text
     for leads in ("outboxmessage/", "blockedkey/?q=ACC-6", "queuecontrol/?q=bank.main"):
         assert f'href="/admin/rmq_retry/{leads}' in told.content.decode()
 
     preview = follow(page, told, "Requeue 1")
-    assert "4 keys name messages that were not parked" in Page(preview).text
+    assert "4 keys name messages that are not parked" in Page(preview).text
     assert "PAY-61 → Waits for a blocked ordering key: PAY-61, behind PAY-60 (ordering key ACC-6)" in Page(preview).text
 
 
@@ -82,7 +128,7 @@ def test_places_that_a_user_may_not_see_are_not_named(page: Client) -> None:
     clerk = client_of(made.person("clerk", "view_parkedmessage", "view_blockedkey"))
     every, few = (pasted(one, "OUT-2\nPAY-61") for one in (page, clerk))
 
-    assert ["OUT-2 In the outbox" in Page(one).text for one in (every, few)] == [True, False]
+    assert ["OUT-2 … may still be handled In the outbox" in Page(one).text for one in (every, few)] == [True, False]
     assert ["Not found (1) OUT-2" in Page(one).text for one in (every, few)] == [False, True]
     assert ["Elsewhere (1) " in Page(one).text for one in (every, few)] == [False, True]
 
@@ -150,9 +196,9 @@ def test_the_subject_of_an_act_on_a_list_is_the_list_and_its_records_are_links(p
     shown = Page(answer)
 
     assert act.group == cause.pk
-    assert "Subject list of 5 keys (2 matched nothing)" in shown.text
-    assert "list of 5 keys (2 matched nothing)" in Page(log).text
-    assert "2 keys matched no message when the list was pasted: PAY-8 PAY-9" in shown.text
+    assert "Subject list of 5 keys (2 matched no parked message)" in shown.text
+    assert "list of 5 keys (2 matched no parked message)" in Page(log).text
+    assert "2 keys matched no parked message when the list was pasted: PAY-8 PAY-9" in shown.text
     assert shown.text.count("Record numbers") == 1
     ends = [str(rows[0].pk), str(rows[2].pk)]
     assert [shown.links[end] for end in ends] == [f"{ADMIN}parkedmessage/{end}/change/" for end in ends]
@@ -202,7 +248,8 @@ def test_a_customers_key_is_left_out_before_the_payments_of_a_list_are_discarded
 
     assert "1 key names different messages, 3 together, as a customer's key does." in Page(told).text
     assert mains(told) == ["Leave this key out"]
-    assert mains(left) == ["Discard these 2, then go on to the error groups…"]
+    assert "Discard these 2, then go on to the error groups…" in Page(left).text
+    assert mains(left) == []
     assert Page(left).form_with("Look up the keys")[1]["keys"] == "PAY-0\nPAY-3"
 
 
@@ -219,7 +266,8 @@ def test_copies_of_a_payment_are_not_taken_for_a_customers_payments(page: Client
     assert "1 key names different messages, 2 together" in Page(told).text
     assert "PAY-1 copies of one message" in Page(told).text
     assert "PAY-2 different messages" in Page(told).text
-    assert mains(left) == ["Discard these 2, then go on to the error groups…"]
+    assert "Discard these 2, then go on to the error groups…" in Page(left).text
+    assert mains(left) == []
     assert "1 key names copies of one message, which its sender published several times." in Page(left).text
     assert "customer's key" not in Page(left).text
     assert "PAY-1 (2 copies of one message)" in Page(preview).text
@@ -228,7 +276,7 @@ def test_copies_of_a_payment_are_not_taken_for_a_customers_payments(page: Client
 def test_the_button_for_one_payment_is_in_the_singular(page: Client) -> None:
     made.message(business_key="PAY-1")
 
-    assert mains(pasted(page, "PAY-1")) == ["Discard 1 message, then go on to the error groups…"]
+    assert "Discard 1 message, then go on to the error groups…" in Page(pasted(page, "PAY-1")).text
 
 
 def test_keys_that_all_name_several_messages_are_not_left_out(page: Client) -> None:
@@ -377,6 +425,19 @@ def two_payments() -> ErrorGroup:
     return cause
 
 
+def test_a_discard_says_which_causes_its_messages_have(page: Client) -> None:
+    """It named the ten oldest, which were all of one cause: nineteen of another one were invisible."""
+    old, late = made.group(title="AccountClosed"), made.group(title="GatewayTimeout")
+    now = timezone.now()
+    ticked = [made.message(old, parked_at=now - timedelta(minutes=13)) for _ in range(12)]
+    ticked += [made.message(late, parked_at=now - timedelta(minutes=1)) for _ in range(3)]
+    asked = page.get(f"{LIST}discard/", {"sel": made.selected(*ticked)})
+
+    causes = [(name.partition(" ")[0], count) for _group, name, count, *_times in asked.context["causes"]]
+    assert causes == [("AccountClosed", 12), ("GatewayTimeout", 3)]
+    assert f"{ADMIN}errorgroup/{late.pk}/change/" in Page(asked).links.values()
+
+
 class TestAllExceptThese:
     def test_one_pasted_list_excludes_thirty_payments_of_a_group(self, page: Client, sent: list[Message]) -> None:
         cause = made.group()
@@ -388,7 +449,8 @@ class TestAllExceptThese:
         press(page, run_page, "Continue here")
 
         assert "30 messages are left out by their keys." in Page(preview).text
-        assert "except those named by 30 keys" in Page(run_page).text
+        assert "40 = 10 to send + 0 left out + 30 left out by their keys" in Page(preview).text
+        assert "30 more left out by 30 keys" in Page(run_page).text
         assert len(sent) == 10
         assert {state(key) for key in paid} == {"parked"}
 
@@ -424,6 +486,26 @@ class TestAllExceptThese:
 
         assert (state("PAY-1"), state("PAY-2")) == ("parked", became)
         assert ('"PAY-2"' in lines, '"PAY-1"' in lines) == (True, False)
+
+    @pytest.mark.database
+    def test_a_message_that_gets_an_excluded_key_meanwhile_is_not_sent(
+        self, page: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The page reads once which messages the keys leave out; the run matches the keys itself."""
+        cause = two_payments()
+        made.message(keys=["CUST-9"], state=State.PROCESSED)
+        preview = press(page, previewed(page, group=cause.pk), "Leave these out", **{"except": "PAY-1, CUST-9"})
+
+        def reported(*given: Any) -> RequeueReport:
+            found = report(*given)
+            BusinessKey.objects.create(message=ParkedMessage.objects.get(business_key="PAY-2"), value="CUST-9")
+            return found
+
+        monkeypatch.setattr("django_rmq_retry.admin.requeue_form.report", reported)
+        stopped = press(page, preview, "Requeue 1 message")
+
+        assert "None of the chosen messages exists any more." in Page(stopped).text
+        assert not RequeueItem.objects.exists()
 
     def test_excluded_keys_also_apply_to_ticked_messages(self, page: Client) -> None:
         rows = [made.message(business_key=f"PAY-{number}") for number in range(3)]
@@ -553,7 +635,8 @@ def test_a_key_that_is_not_found_may_belong_to_a_message_that_waits_for_a_retry(
     said = "2 messages wait in RabbitMQ and may have some of these keys."
 
     assert said in Page(pasted(page, "PAY-one, PAY-9")).text
-    assert said not in Page(pasted(page, "PAY-one")).text
+    # A copy of what is parked may wait there too.
+    assert said in Page(pasted(page, "PAY-one")).text
     assert said in Page(page.get(LIST, {"q": "PAY-9"})).text
     assert said not in Page(page.get(LIST, {"q": "PAY-3"}, follow=True)).text
 
@@ -564,7 +647,13 @@ def test_a_key_that_is_not_found_may_belong_to_a_message_that_is_ready_in_a_halt
     waits = Level(queue="payments.main.retry.1m", role=Role.WAITING, ready=13)
     made.broker_seen(monkeypatch, Level(queue="payments.main", role=Role.WORK, ready=4), waits)
 
-    assert "17 messages wait in RabbitMQ and may have some of these keys." in Page(pasted(page, "PAY-9")).text
+    made.message(business_key="PAY-1")
+    found = pasted(page, "PAY-1")
+    said = "17 messages wait in RabbitMQ and may have some of these keys."
+
+    assert said in Page(pasted(page, "PAY-9")).text
+    assert said in Page(found).text
+    assert said in Page(follow(page, found, "Discard 1…")).text
 
 
 def test_a_correlation_id_of_a_hidden_message_stays_unknown(settings: Any) -> None:
@@ -573,3 +662,13 @@ def test_a_correlation_id_of_a_hidden_message_stays_unknown(settings: Any) -> No
     reader = client_of(made.person("north", "view_parkedmessage", "discard"))
 
     assert "correlation ids or numbers" not in Page(pasted(reader, "order-9")).text
+
+
+def test_a_list_says_which_of_its_messages_may_have_been_handled(page: Client) -> None:
+    """It said "Found, and parked" of payments that a worker may have made before it died."""
+    for key, unacked in (("PAY-1", True), ("PAY-2", False)):
+        made.message(business_key=key, keys=[key], unacked=unacked)
+    told = "1 may have been handled: a worker stopped or lost its connection before it could say so:"
+
+    assert f"{told} PAY-1 " in Page(pasted(page, "PAY-1 PAY-2".replace(" ", "\n"))).text
+    assert "may have been handled" not in Page(pasted(page, "PAY-2")).text

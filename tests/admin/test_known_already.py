@@ -89,7 +89,7 @@ class TestEdited:
 
     def test_group_is_requeued_first_once_all_of_it_is_edited(self, page: Client, settings: Any) -> None:
         operating(settings, EDITABLE={"*": True})
-        group = made.group(reason="permanent")
+        group = made.group(reason="invalid")
         edited(group)
         edited(group)
         whole = buttons(page, group)

@@ -1,7 +1,10 @@
 """The list of messages: few queries, exact searches, filters that a selection understands, actions that only ask."""
 
 import json
+import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -14,16 +17,44 @@ from django.utils import timezone
 from django_rmq_retry import handler
 from django_rmq_retry.admin import message_list
 from django_rmq_retry.admin.messages import ParkedMessageAdmin
-from django_rmq_retry.models import BlockedMessage, KeyList, ParkedMessage, State
+from django_rmq_retry.attempts.buffer import Buffer
+from django_rmq_retry.consumer.recorder import Recorder
+from django_rmq_retry.models import (
+    Attempt,
+    BlockedMessage,
+    EarlyRetry,
+    KeyList,
+    ParkedMessage,
+    QueueControl,
+    RequeueRun,
+    State,
+)
+from django_rmq_retry.parked import shelves
+from django_rmq_retry.parked.actions import hold
+from django_rmq_retry.parked.retention import delete_resolved
 from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.policies import discard
 from tests.admin import made
 from tests.admin.conftest import client_of
-from tests.admin.looking import Page, own_queries
+from tests.admin.looking import Page, address_of, follow, own_queries
 from tests.admin.pasting import pasted
+from tests.attempts.attempted import CHARGE, failure, success
 from tests.commands.running import parked
+from tests.handlers.factories import delivery
+from tests.operators.made import ANN
 
 pytestmark = pytest.mark.django_db
 LIST = "/admin/rmq_retry/parkedmessage/"
+HOUR = timedelta(hours=1)
+STILL = "… may still be handled"
+NAMED = replace(CHARGE, keys=lambda _message: ["PAY-80", "CUST-7"])
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """A recorder that writes when the test says so."""
+    monkeypatch.setattr(Buffer, "_begin", lambda _buffer: None)
+    return Recorder()
 
 
 def shown(response: Any) -> set[str]:
@@ -39,7 +70,7 @@ def selection(response: Any) -> Selection:
     return Selection.read(parse_qs(urlsplit(response.headers["Location"]).query)["sel"][0])
 
 
-def test_the_list_takes_four_queries_and_reads_no_body(page: Client) -> None:
+def test_the_list_takes_five_queries_and_reads_no_body(page: Client) -> None:
     for number in range(60):
         made.message(business_key=f"PAY-{number}")
     with CaptureQueriesContext(
@@ -49,10 +80,65 @@ def test_the_list_takes_four_queries_and_reads_no_body(page: Client) -> None:
 
     assert response.status_code == 200
     asked = own_queries(queries)
-    assert len(asked) == 4, asked
+    assert len(asked) == 5, asked
     asked = [sql for sql in asked if "rmq_retry_attempt" not in sql]
     assert not [sql for sql in asked if '"body"' in sql or "DISTINCT" in sql]
     assert all("LIMIT" in sql for sql in asked)
+
+
+def choices(response: Any, name: str) -> dict[str, str]:
+    """The choices of a filter but for *All*: value and label."""
+    (spec,) = (one for one in response.context["cl"].filter_specs if one.parameter_name == name)
+    return dict(spec.lookup_choices)
+
+
+def test_filters_offer_what_is_parked_with_its_number_those_of_most_messages_first(page: Client) -> None:
+    timeout, broken = made.group(), made.group(title="TypeError", reason="permanent")
+    untold = made.group(title="rejected", reason="rejected", culprit="")
+    for cause in (timeout, broken, broken, untold):
+        made.message(cause, type="refund" if cause is broken else "payment.transfer")
+    made.message(made.group(title="KeyError", reason="expired"), state=State.DISCARDED, type="gone")
+    response = page.get(LIST)
+    narrowed = page.get(LIST, {"queue": "payments.main"})
+
+    assert list(choices(response, "error").values()) == ["TypeError (2)", "GatewayTimeout (1)"]
+    assert set(choices(response, "type").values()) == {"refund (2)", "payment.transfer (2)"}
+    assert set(choices(response, "reason")) == {"retries_exhausted", "permanent", "rejected"}
+    assert set(choices(narrowed, "type").values()) == {"refund", "payment.transfer"}
+    assert set(choices(page.get(LIST, {"state": "discarded"}), "reason")) == {"expired"}
+
+
+def test_an_empty_list_leads_to_the_other_states_in_which_its_filter_has_messages(page: Client) -> None:
+    for state in (State.PROCESSED, State.PROCESSED, State.ON_HOLD):
+        made.message(error="KeyError", state=state)
+    response = Page(page.get(LIST, {"error": "KeyError"}))
+
+    assert "No message with this status matches. With another status: On hold (1) · Processed (2)" in response.text
+    assert shown(page.get(LIST + response.links["Processed (2)"])) == shown(
+        page.get(LIST, {"error": "KeyError", "state": "processed"})
+    )
+    assert "No message matches." in Page(page.get(LIST, {"error": "TypeError"})).text
+
+
+def test_a_list_tells_its_order_and_leads_to_its_next_page(page: Client) -> None:
+    for _ in range(51):
+        made.message()
+    first = Page(page.get(LIST))
+    following = next(address for text, address in first.links.items() if text.startswith("Next page"))
+    second = Page(page.get(LIST + following))
+
+    assert "51 messages latest first" in first.text
+    assert "Next page" not in second.text
+    assert "oldest first" in Page(page.get(LIST, {"o": "7"})).text
+
+
+def test_long_keys_that_differ_at_their_ends_can_be_told_apart(page: Client) -> None:
+    for number in (1, 2):
+        made.message(business_key=f"customer-statement-2026-11-DE89370400440532013000-0000{number}")
+    cells = page.get(LIST).content.decode()
+
+    assert [f"</span>000-0000{number}</span>" in cells for number in (1, 2)] == [True, True]
+    assert 'title="customer-statement-2026-11-DE89370400440532013000-00001"' in cells
 
 
 def test_every_queue_with_records_can_be_chosen(page: Client) -> None:
@@ -60,10 +146,10 @@ def test_every_queue_with_records_can_be_chosen(page: Client) -> None:
     made.message(queue="payments.other", business_key="PAY-2", state=State.PROCESSED)
     made.message(queue="", business_key="PAY-3")
 
-    response = page.get(LIST)
-    chosen = next(one for one in response.context["cl"].filter_specs if one.parameter_name == "queue")
-    assert {"payments.renamed", "payments.other"} <= {value for value, _label in chosen.lookup_choices}
-    assert "" not in {value for value, _label in chosen.lookup_choices}
+    every, parked = choices(page.get(LIST, {"state": "all"}), "queue"), choices(page.get(LIST), "queue")
+    assert {"payments.renamed", "payments.other"} <= every.keys()
+    assert "" not in every
+    assert parked == {"payments.renamed": "payments.renamed (1)"}
     assert shown(page.get(LIST, {"queue": "payments.renamed"})) == {"PAY-1"}
 
 
@@ -118,7 +204,43 @@ def test_two_matches_are_listed(page: Client) -> None:
     made.message(business_key="PAY-2", correlation_id="both", state=State.DISCARDED)
 
     assert shown(page.get(LIST, {"q": "both"})) == {"PAY-1", "PAY-2"}
-    assert "No message matches." in Page(page.get(LIST, {"q": "neither"})).text
+    assert "No business key or id begins with “neither”." in Page(page.get(LIST, {"q": "neither"})).text
+
+
+def test_the_list_is_narrowed_to_an_error_that_has_parked_messages(page: Client) -> None:
+    for error in ("GatewayTimeout", "CardDeclined"):
+        made.message(made.group(title=error), error=error, business_key=f"of {error}")
+    made.group(title="Solved")
+    listed = page.get(LIST)
+    one = page.get(LIST + Page(listed).links["CardDeclined (1)"])
+
+    assert [row.business_key for row in one.context["cl"].result_list] == ["of CardDeclined"]
+    assert "Solved" not in Page(listed).text
+
+
+def test_a_search_says_how_many_messages_of_a_customer_are_in_each_state(page: Client) -> None:
+    for state in (State.PARKED, State.PARKED, State.PROCESSED, State.DISCARDED):
+        made.message(state=state, keys=["PAY", "CUST-7"])
+
+    assert "4 messages: 2 Parked · 1 Processed · 1 Discarded" in Page(page.get(LIST, {"q": "CUST-7"})).text
+    assert "2 messages:" not in Page(page.get(LIST)).text
+
+
+def test_several_remarks_of_a_row_are_told_apart(page: Client) -> None:
+    made.message(unconfirmed=True, succeeded_at=timezone.now(), version=2)
+
+    assert "may have been delivered · handled already · edited" in Page(page.get(LIST)).text
+
+
+def test_a_payment_whose_body_cannot_be_read_is_found_by_its_content(page: Client) -> None:
+    """It said "No message matches" of a payment that was parked, because no key could be read from its body."""
+    cut = made.message(business_key="", body=b'{"reference": "CUT-2", "amo')
+    made.message(business_key="", body=b'{"reference": "CUT-21", "amo')
+    found = Page(page.get(LIST, {"q": "cut-2"}))
+
+    assert "In the content of parked messages without a business key:" in found.text
+    assert [one for one in found.links.values() if one.endswith("/change/")] == [f"{LIST}{cut.pk}/change/"]
+    assert "No message matches." not in found.text
 
 
 def test_a_search_ignores_case_takes_several_keys_and_says_where_it_looked(page: Client) -> None:
@@ -132,7 +254,7 @@ def test_a_search_ignores_case_takes_several_keys_and_says_where_it_looked(page:
     assert [f"#{number}" in Page(several).text for number in (one.pk, two.pk)] == [True, True]
     assert "PAY-9" in Page(several).text
     assert "Searched: business keys and message ids, also by how they begin, correlation ids and" in Page(neither).text
-    assert "operatoraction/?q=PAY-7%20PAY-9" in neither.content.decode()
+    assert "deleted records, messages discarded from the outbox, and what was checked" in Page(neither).text
     assert KeyList.objects.count() == 1
 
 
@@ -146,9 +268,9 @@ ELSEWHERE = [
     ("pay-61", "Waits for a blocked ordering key: PAY-61, behind PAY-60 (ordering key ACC-6)", "blockedkey/?q=ACC-6"),
     ("pay-7", "In a halted queue: PAY-70, first in bank.main", "queuecontrol/?q=bank.main"),
     ("ref-7", "In a halted queue: REF-7, first in bank.main", "queuecontrol/?q=bank.main"),
-    ("pay-8000", f"In a handler on a {UNKNOWN}: PAY-8000 (bank.main)", "consumerprocess/"),
-    ("pay-8001", "In a handler on b: PAY-8001 (bank.main)", "consumerprocess/"),
-    ("9f3c-8001", "In a handler on b: PAY-8001 (bank.main)", "consumerprocess/"),
+    ("pay-8000", f"In a handler on a:1 {UNKNOWN}: PAY-8000 (bank.main)", "consumerprocess/"),
+    ("pay-8001", "In a handler on b:2: PAY-8001 (bank.main)", "consumerprocess/"),
+    ("9f3c-8001", "In a handler on b:2: PAY-8001 (bank.main)", "consumerprocess/"),
     ("PAY-9 OUT-2", "In the outbox, not sent: OUT-2", "outboxmessage/"),
 ]
 
@@ -188,7 +310,7 @@ def test_a_message_behind_a_blocked_key_is_found_by_its_business_key(page: Clien
 
     waits = "Waits for a blocked ordering key: 9f3c-1 (PAY-80), behind 9f3c-0 (ordering key ACC-6)"
     assert waits in Page(page.get(LIST, {"q": "pay-80"})).text
-    assert f"PAY-80 {waits}" in Page(pasted(page, "PAY-80")).text
+    assert f"PAY-80 {STILL} {waits}" in Page(pasted(page, "PAY-80")).text
 
 
 @pytest.mark.database
@@ -198,7 +320,7 @@ def test_a_key_is_found_in_what_waits_for_a_queue_of_another_project(
 ) -> None:
     """Only a handler of this project could tell its business key: a payment in the outbox was "Not found"."""
     monkeypatch.setattr("django_rmq_retry.parked.key_match.FEW", few)
-    monkeypatch.setattr("django_rmq_retry.parked.key_match.KEYS_AT_ONCE", few)
+    monkeypatch.setattr("django_rmq_retry.parked.key_match.KEYS_AT_ONCE", few or 1)
     row = {"shown": "9f3c-2", "name": "m2", "identity": "message:2", "digest": "2", "waiting_since": timezone.now()}
     key = made.blocked_key(key="ACC-6", queue="ledger")
     body = json.dumps({"text": "order\nLEDGER/7 Ü"}).encode()
@@ -210,10 +332,10 @@ def test_a_key_is_found_in_what_waits_for_a_queue_of_another_project(
         "9f3c-2 (in its content), behind 9f3c-0 (ordering key ACC-6)",
     )
 
-    assert f"pay-80 {outbox}" in text
-    assert f"Ledger/7 Ü Waits for a blocked ordering key: {behind}" in text
-    assert "9F3C-1 In the outbox, not sent: 9f3c-1 " in text
-    assert "acc-6 Blocked ordering key: ACC-6, where" in text
+    assert f"pay-80 {STILL} {outbox}" in text
+    assert f"Ledger/7 Ü {STILL} Waits for a blocked ordering key: {behind}" in text
+    assert f"9F3C-1 {STILL} In the outbox, not sent: 9f3c-1 " in text
+    assert f"acc-6 {STILL} Blocked ordering key: ACC-6, where" in text
     assert "Not found (2) PAY-8 PAY Also" in text
     assert outbox in Page(page.get(LIST, {"q": "pay-80"})).text
     assert f"{outbox}\n" in parked("list", "--search", "pay-80").err
@@ -223,8 +345,8 @@ def test_a_key_is_found_in_what_waits_for_a_queue_of_another_project(
 def test_a_search_reads_the_latest_contents_only_and_says_how_many(
     page: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_rmq_retry.parked.elsewhere.MOST_READ", 2)
-    monkeypatch.setattr("django_rmq_retry.parked.elsewhere.MOST_DECODED", 1)
+    monkeypatch.setattr("django_rmq_retry.parked.shelves.MOST_READ", 2)
+    monkeypatch.setattr("django_rmq_retry.parked.shelves.MOST_DECODED", 1)
     for number in range(2):
         made.outgoing(message_id=f"9f3c-{number}", body=b'{"payment": "PAY-%d"}' % number)
     every = Page(page.get(LIST, {"q": "PAY-9"})).text
@@ -236,21 +358,243 @@ def test_a_search_reads_the_latest_contents_only_and_says_how_many(
     assert "Elsewhere (2)" in text
 
 
-def test_a_message_that_waits_for_a_retry_is_found_by_its_id_and_key(page: Client) -> None:
-    """It was not parked, and would be paid by its retry."""
-    one, now = made.message(), timezone.now()
-    waits: dict[str, Any] = {"at": now, "next_at": now + timedelta(minutes=3), "verdict": "retry"}
-    made.attempt(one, 1, identity="one", message_id="9f3c-80", business_key="PAY-80", **waits)
-    made.attempt(one, 1, identity="late", business_key="PAY-82", **{**waits, "next_at": now - timedelta(hours=5)})
-    made.attempt(one, 1, identity="two", message_id="9f3c-81", **{**waits, "at": now - timedelta(minutes=1)})
-    made.attempt(one, 2, identity="two", message_id="9f3c-81", at=now, verdict="ack")
-    answer = pasted(page, "9F3C-80\n9f3c-81\npay-80\nPAY-82")
+def test_a_message_that_waits_for_a_retry_is_found_by_its_id_and_each_of_its_keys(
+    page: Client, recorder: Recorder
+) -> None:
+    """It was not parked, and would be paid by its retry; of its keys only the first was stored."""
+    recorder.note(failure(delivery(message_id="9f3c-80"), subscription=NAMED))
+    recorder.buffer.flush()
+    answer = pasted(page, "9F3C-80\npay-80\nCUST-7\nCUST-70")
+    text = Page(answer).text
 
-    assert "9F3C-80 Failed, and waits for its retry: 9f3c-80 (payments.main)" in Page(answer).text
-    assert "pay-80 Failed, and waits for its retry: PAY-80 (payments.main)" in Page(answer).text
-    assert "PAY-82 Failed, and waits for its retry: PAY-82 (payments.main)" in Page(answer).text
-    assert "Not found (1) 9f3c-81" in Page(answer).text
-    assert 'href="/admin/rmq_retry/queuecontrol/?q=payments.main"' in answer.content.decode()
+    waits = rf"{STILL} Attempt 1 failed \([\w.]+\), and the next one is due at \d\d:\d\d"
+    for key, name in (("9F3C-80", "9f3c-80"), ("pay-80", "PAY-80, 9f3c-80"), ("CUST-7", "CUST-7, 9f3c-80")):
+        assert re.search(rf"{key} {waits}: {name} \(payments\)", text), text
+    assert "Not found (1) CUST-70" in text
+    assert 'href="/admin/rmq_retry/queuecontrol/?q=payments"' in answer.content.decode()
+    assert ", and the next one is due at" in Page(page.get(LIST, {"q": "cust"})).text
+
+
+def test_a_search_for_a_customer_finds_what_waits_beside_what_is_parked(page: Client, recorder: Recorder) -> None:
+    """It showed two parked payments, and nothing of the third, which would be made by its retry."""
+    for number in range(2):
+        made.message(business_key=f"PAY-{number}", keys=[f"PAY-{number}", "CUST-7"])
+    recorder.note(failure(delivery(message_id="9f3c-80"), subscription=NAMED))
+    recorder.buffer.flush()
+    found, listed = page.get(LIST, {"q": "CUST-7"}), pasted(page, "CUST-7")
+
+    assert keys_of(found) == {"PAY-0", "PAY-1"}
+    assert f"Found elsewhere: {STILL} Attempt 1 failed" in Page(found).text
+    assert "Found several times 1" in Page(listed).text
+    assert f"CUST-7 {STILL} Attempt 1 failed" in Page(listed).text
+
+
+def test_a_key_that_is_parked_and_waits_for_a_retry_is_told_on_each_page_and_does_not_jump(
+    page: Client, recorder: Recorder
+) -> None:
+    """The parked one was discarded as paid by hand, "will never be handled"; then the other was paid by its retry."""
+    one = made.message(business_key="PAY-80")
+    alone = page.get(LIST, {"q": "PAY-80"})
+    recorder.note(failure(delivery(message_id="9f3c-80"), subscription=NAMED))
+    recorder.buffer.flush()
+    found, listed = page.get(LIST, {"q": "PAY-80"}), pasted(page, "PAY-80")
+    asked = page.get(f"{LIST}discard/?message={one.pk}", follow=True)
+    of_list = follow(page, listed, "Discard 1")
+    preview = page.get("/admin/rmq_retry/requeuerun/preview/", {"message": one.pk}, follow=True)
+
+    waits = f"{STILL} Attempt 1 failed"
+    assert (alone.status_code, found.status_code, keys_of(found)) == (302, 200, {"PAY-80"})
+    assert all(waits in Page(each).text for each in (found, listed, asked, page.get(f"{LIST}{one.pk}/change/")))
+    assert "Elsewhere 1" in Page(listed).text
+    assert "1 key names a message that is not parked, so it is not among these" in Page(of_list).text
+    assert of_list.context["left"].doubtful == ["PAY-80"]
+    assert "it is handled as well, so these may be done twice. Leave them out until you know:" in Page(preview).text
+    assert waits in Page(preview).text
+
+
+def test_a_parked_message_is_not_named_again_by_its_own_attempts(page: Client, recorder: Recorder) -> None:
+    """It was found dead after an attempt whose retry had come: nothing else waits."""
+    recorder.note(failure(delivery(message_id="9f3c-80"), subscription=NAMED))
+    recorder.buffer.flush()
+    own = Attempt.objects.get()
+    Attempt.objects.update(next_at=timezone.now() - timedelta(minutes=1))
+    made.message(business_key="PAY-80", identity=own.identity)
+    made.blocked_key(key="ACC-6", blocker="PAY-80")
+
+    assert page.get(LIST, {"q": "PAY-80"}).status_code == 302
+    assert pasted(page, "PAY-80").context["answer"].complete
+
+
+def test_a_search_that_finds_more_than_it_names_says_so(page: Client, recorder: Recorder) -> None:
+    for number in range(21):
+        recorder.note(failure(delivery(message_id=f"9f3c-{number}"), subscription=NAMED))
+        recorder.buffer.flush()
+    few, many = Page(page.get(LIST, {"q": "9f3c-2"})).text, Page(page.get(LIST, {"q": "9f3c-"})).text
+    more = "There are more, which are not shown here."
+
+    assert [more in text for text in (few, many, Page(pasted(page, "9f3c-7")).text)] == [False, True, False]
+
+
+def test_a_retry_that_a_run_sent_early_is_not_promised_to_come_when_it_was_due(page: Client) -> None:
+    now = timezone.now()
+    made.tried_again("m-97026", at=now - timedelta(minutes=9), verdict="retry")
+    Attempt.objects.update(next_at=now + timedelta(minutes=14), error="BankDown")
+    run = RequeueRun.objects.create(by="ann", created_at=now, state="running")
+    sent = {"identity": "message:m-97026", "shown": "m-97026", "state": "sent"}
+    EarlyRetry.objects.create(run=run, sent_at=now - timedelta(minutes=5), **sent)
+    text = Page(page.get(LIST, {"q": "m-97026"})).text
+
+    assert f"Attempt 1 failed (BankDown), and requeue run {run.pk} sent it at " in text
+    assert "before it was due: what became of it is not known" in text
+    assert "the next one is due" not in text
+
+
+def test_a_search_that_finds_nothing_says_that_keys_are_compared_from_their_beginning(page: Client) -> None:
+    made.message(business_key="PAY-81873")
+
+    assert "No business key or id begins with “81873”." in Page(page.get(LIST, {"q": "81873"})).text
+
+
+def test_a_search_without_rows_offers_no_filter(page: Client) -> None:
+    made.message(business_key="PAY-1")
+    one, none = page.get(LIST, {"q": "P"}), page.get(LIST, {"q": "nothing"})
+    narrowed = page.get(LIST, {"q": "nothing", "state": "parked"})
+
+    assert ["rmq-filter" in some.content.decode() for some in (one, none, narrowed)] == [True, False, True]
+
+
+def test_a_retry_that_is_long_due_is_found_with_its_time(page: Client, recorder: Recorder) -> None:
+    recorder.note(failure(delivery(message_id="9f3c-80"), subscription=NAMED))
+    recorder.buffer.flush()
+    Attempt.objects.update(next_at=timezone.now() - timedelta(days=3))
+
+    assert (
+        ", and the next one has been due for 3 d: CUST-7, 9f3c-80 (payments)"
+        in Page(page.get(LIST, {"q": "CUST-7"})).text
+    )
+
+
+def test_a_message_that_a_retry_has_handled_is_found_and_said_to_be_done(page: Client, recorder: Recorder) -> None:
+    """It was "Not found": nothing told whether the bank had made the payment."""
+    arrived = {number: delivery(message_id="9f3c-80", attempt=number) for number in (1, 2)}
+    recorder.note(failure(arrived[1], subscription=NAMED))
+    recorder.note(success(arrived[2]))
+    recorder.buffer.flush()
+
+    assert re.search(
+        r"Handled at .* by attempt 2: CUST-7, 9f3c-80 \(payments\)", Page(page.get(LIST, {"q": "CUST-7"})).text
+    )
+    assert re.search(r"Handled at .* by attempt 2: CUST-7, 9f3c-80 \(payments\)", parked("show", "CUST-7").err)
+
+
+def test_a_payment_that_two_processes_have_made_is_found_by_its_key(page: Client, recorder: Recorder) -> None:
+    """A frozen process and the one that got its message had both paid: "No message matches"."""
+    cut_off = replace(delivery(message_id="9f3c-80"), token=(SimpleNamespace(stale=True), 1))
+    recorder.note(replace(success(cut_off), subscription=NAMED, seconds=133.7))
+    recorder.note(replace(success(delivery(message_id="9f3c-80", redelivered=True)), subscription=NAMED))
+    recorder.buffer.flush()
+    Attempt.objects.filter(seconds__gt=1).update(host="frozen", pid=7)
+    said = r"Handled more than once: .* by frozen:7, .* by \S+:\d+: (PAY-80, )?9f3c-80 \(payments\)"
+
+    for asked in ("pay-80", "9f3c-80"):
+        assert re.search(said, Page(page.get(LIST, {"q": asked})).text)
+        assert re.search(said, parked("show", asked).err)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["in its queue", "in quarantine"])
+def test_a_payment_that_came_back_from_a_worker_is_found_by_its_key(
+    page: Client, recorder: Recorder, apart: bool
+) -> None:
+    arrival = replace(delivery(message_id="9f3c-80"), redelivered=not apart, quarantined=apart)
+    recorder.note(replace(success(arrival), subscription=NAMED))
+    recorder.buffer.flush()
+    text = Page(page.get(LIST, {"q": "PAY-80"})).text
+
+    assert re.search(r"Handled at .* by \S+:\d+, delivered before to a consumer that did not .* it: PAY-80", text)
+    assert STILL not in Page(pasted(page, "PAY-80")).text
+
+
+@pytest.mark.parametrize(
+    ("made_of_it", "said"),
+    [
+        (success, r"In a handler on a:7, and handled again at \S+ by \S+:\d+: it may have been done twice"),
+        (failure, r"In a handler on a:7 when its process was last heard of, and tried again at \S+ by \S+:\d+"),
+    ],
+)
+def test_what_a_killed_process_had_in_its_handler_says_what_another_one_made_of_it(
+    page: Client, recorder: Recorder, made_of_it: Any, said: str
+) -> None:
+    """It "may still be handled, outcome unknown" for half an hour after it had been paid a second time."""
+    entry = made.in_flight(queue="payments", key="PAY-80", message_id="9f3c-80", seconds=70)
+    made.consumer(host="a", pid=7, seconds=60, in_flight=[entry])
+    recorder.note(made_of_it(delivery(message_id="9f3c-80", redelivered=True)))
+    recorder.buffer.flush()
+    text = Page(page.get(LIST, {"q": "PAY-80"})).text
+
+    assert re.search(said, text), text
+    assert "outcome unknown" not in text
+    assert (STILL in Page(pasted(page, "PAY-80")).text) == (made_of_it is failure)
+    assert ("! perhaps done twice In a handler" in text, "✓ done" in text) == (made_of_it is success, False)
+
+
+def test_what_a_killed_process_had_is_called_unknown_and_not_still_to_be_handled(page: Client) -> None:
+    """It "may still be handled" by a process that had been dead for an hour."""
+    made.consumer(host="a", pid=7, seconds=3600, in_flight=[made.in_flight(key="PAY-80", message_id="9f3c-80")])
+    text = Page(page.get(LIST, {"q": "PAY-80"})).text
+
+    assert "! outcome unknown In a handler on a:7" in text
+    assert STILL not in text
+    assert "! outcome unknown" in Page(pasted(page, "PAY-80")).text
+
+
+@pytest.mark.parametrize(
+    ("stop", "waits"),
+    [
+        ({"opened": True, "probe_at": datetime(2030, 1, 1, 12, tzinfo=UTC)}, "breaker of its queue .* at 2030-01-01"),
+        ({"paused": True}, "its queue is paused: "),
+    ],
+)
+def test_a_retry_whose_queue_is_stopped_is_not_called_due(
+    page: Client, recorder: Recorder, stop: dict[str, Any], waits: str
+) -> None:
+    """It "has been due for 8 min", as if a consumer had missed it."""
+    recorder.note(failure(delivery(message_id="9f3c-80"), subscription=NAMED))
+    recorder.buffer.flush()
+    Attempt.objects.update(next_at=timezone.now() - timedelta(minutes=8))
+    QueueControl.objects.create(queue="payments", **stop)
+    text = Page(page.get(LIST, {"q": "PAY-80"})).text
+
+    assert re.search(rf"Attempt 1 failed \(BankDown\), and the next one waits.*{waits}", text), text
+    assert "has been due" not in text
+
+
+def test_a_message_that_its_handler_discarded_at_a_retry_is_found(page: Client, recorder: Recorder) -> None:
+    arrived = {number: delivery(message_id="9f3c-80", attempt=number) for number in (1, 2)}
+    recorder.note(failure(arrived[1], subscription=NAMED))
+    recorder.note(failure(arrived[2], subscription=NAMED, verdict=discard("superseded")))
+    recorder.buffer.flush()
+
+    assert "Discarded by its handler at " in Page(page.get(LIST, {"q": "CUST-7"})).text
+
+
+def test_of_equal_messages_without_an_id_none_is_said_to_be_done(page: Client, recorder: Recorder) -> None:
+    """One of them may still wait."""
+    recorder.note(failure(delivery(), subscription=NAMED))
+    recorder.note(success(delivery(attempt=2)))
+    recorder.buffer.flush()
+
+    assert "Handled at" not in Page(page.get(LIST, {"q": "CUST-7"})).text
+
+
+def test_a_message_whose_record_was_deleted_is_found_by_its_key(page: Client) -> None:
+    """Its decision took a second search, of the audit log, which the page only offered."""
+    made.message(business_key="PAY-80", keys=["PAY-80"], state=State.DISCARDED, resolved_at=timezone.now())
+    delete_resolved(timezone.now() + timedelta(days=1))
+    answer = page.get(LIST, {"q": "pay-80"})
+
+    assert re.search(r"Was parked; its record was deleted at \S+: PAY-80", Page(answer).text)
+    assert "/admin/rmq_retry/operatoraction/?q=PAY-80" in answer.content.decode()
+    assert "PAY-80 ✓ done Was parked; its record was deleted" in Page(pasted(page, "PAY-80")).text
 
 
 def test_a_search_says_where_it_did_not_look_and_what_leaves_no_record(page: Client) -> None:
@@ -259,7 +603,7 @@ def test_a_search_says_where_it_did_not_look_and_what_leaves_no_record(page: Cli
     every, few = (Page(one.get(LIST, {"q": "PAY-9"})).text for one in (page, clerk))
     printed = [parked("show", "PAY-9").err, parked("list", "--search", "PAY-9").err, parked("list", "--key", "P").err]
 
-    also = "Also searched: the outbox; blocked keys and the messages behind them; waiting retries, by message id or"
+    also = "Also searched: the outbox; blocked keys and the messages behind them; messages that were tried or"
     unseen = "Not searched: messages that wait in a queue of RabbitMQ, and contents beyond their first 16 KB or that"
     assert [also in text for text in (every, few, *printed)] == [True, False, True, True, True]
     assert [unseen in text for text in (every, few, *printed)] == [True] * 5
@@ -273,7 +617,7 @@ def test_the_beginning_of_a_key_or_id_finds_what_begins_with_it(page: Client) ->
     exact = page.get(LIST, {"q": "PAY-80007"})
 
     assert keys_of(begun) == {"PAY-80007", "pay-80008"}
-    assert "No business key or id is exactly “pay-8000”." in Page(begun).text
+    assert "No parked message has exactly the key or id “pay-8000”. These are others" in Page(begun).text
     assert keys_of(by_id) == {"XPAY-80009"}
     assert exact.status_code == 302
 
@@ -347,7 +691,7 @@ def test_columns_that_say_the_same_in_each_row_are_left_out_of_a_wide_screen(pag
         {"status"},
         {"status", "kind", "queue", "attempts"},
         set(),
-        {"badge", "kind", "queue", "attempts"},
+        {"status", "kind", "queue", "attempts"},
     ]
 
 
@@ -381,7 +725,7 @@ def test_an_action_on_ticked_messages_is_one_button(page: Client) -> None:
     ("fields", "said"),
     [
         ({"state": State.REQUEUED}, "Requeued"),
-        ({"state": State.ON_HOLD, "held_until": datetime(2031, 12, 24, 12, 0, tzinfo=UTC)}, "On hold until 12-24"),
+        ({"state": State.ON_HOLD, "held_until": datetime(2031, 12, 24, 12, 0, tzinfo=UTC)}, "On hold"),
     ],
 )
 def test_the_status_of_a_message_in_the_list_is_short(page: Client, fields: dict[str, Any], said: str) -> None:
@@ -393,13 +737,38 @@ def test_the_status_of_a_message_in_the_list_is_short(page: Client, fields: dict
 
 
 def test_a_wide_screen_shows_which_of_the_parked_messages_was_discarded_before(page: Client) -> None:
-    """The column was left out because all were parked; a phone and the page of the group had the mark."""
+    """The column of the status was left out because all were parked, and the mark with it."""
     made.message(business_key="PAY-80006", discarded_at=timezone.now())
     made.message(business_key="PAY-80007")
     answer = page.get(LIST)
 
-    assert "status" not in answer.context["cl"].same
-    assert "discarded before" in Page(answer).text
+    assert "status" in answer.context["cl"].same
+    assert "no answer within 30 s discarded before" in Page(answer).text
+
+
+@pytest.mark.parametrize("asked", ["set-7", "SET-7", "\N{LATIN SMALL LETTER LONG S}et-7"])
+def test_among_many_of_the_outbox_the_case_of_a_name_is_ignored(
+    page: Client, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.setattr(shelves, "MOST_DECODED", 1)
+    for name in ("Set-71", "sEt-72", "SET-73", "other", "ret-7", "et-7"):
+        made.outgoing(message_id=name)
+    answer = page.get(LIST, {"q": asked})
+
+    assert {one.name for one, _address in answer.context["cl"].addressed} == {"Set-71", "sEt-72", "SET-73"}
+
+
+@pytest.mark.parametrize("words", [{"state": "on_hold"}, {"state": "all"}, {"q": "PAY-1"}])
+def test_a_row_on_hold_says_who_holds_it_and_why(page: Client, words: dict[str, str]) -> None:
+    """It said until when only: whom to ask stood on the page of each message."""
+    held = [made.message(business_key=key) for key in ("PAY-11", "PAY-12")]
+    made.message(business_key="PAY-13")
+    until = timezone.now() + HOUR
+    hold(Selection.of_ids([one.pk for one in held]), ANN, until=until, reason="INC-553: bank calls back")
+    answer = Page(page.get(LIST, words))
+
+    assert answer.text.count("ann: INC-553: bank calls back") == 2
+    assert answer.links["ann: INC-553: bank calls back"] in [f"{address_of(one)}#rmq-timeline" for one in held]
 
 
 def test_a_span_of_time_narrows_the_list_by_the_readers_clock(page: Client, settings: Any) -> None:

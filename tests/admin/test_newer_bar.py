@@ -97,8 +97,7 @@ def test_the_bar_counts_up_to_its_limit(page: Client, monkeypatch: pytest.Monkey
         text = bar(page, address).text
 
     assert text == "Show 3+ new parked messages"
-    names, count = own_queries(queries)
-    assert "WITH RECURSIVE" in names, "the names of all queues with records, for the filter"
+    (count,) = own_queries(queries)
     assert count.endswith("LIMIT 4")
 
 
@@ -112,7 +111,7 @@ def test_the_bar_does_not_count_hidden_messages(settings: Any) -> None:
         text = bar(clerk, address).text
 
     assert text == "Show 1 new parked message"
-    assert len(own_queries(queries)) == 3, own_queries(queries)
+    assert len(own_queries(queries)) == 2, own_queries(queries)
 
 
 @pytest.mark.parametrize("words", ["", "since=today&after=1", "since=2026-11-21T03:00:00Z&after=x", "after=1"])

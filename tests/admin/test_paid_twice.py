@@ -9,10 +9,20 @@ from django.db.models import F
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry import Message
+from django_rmq_retry import Message, handler
 from django_rmq_retry.admin import requeue_form
 from django_rmq_retry.admin.cards import cards_of
-from django_rmq_retry.models import ErrorGroup, ItemReason, OperatorAction, ParkedMessage, RequeueItem, RequeueRun
+from django_rmq_retry.models import (
+    BlockedMessage,
+    ErrorGroup,
+    ItemReason,
+    OperatorAction,
+    ParkedMessage,
+    RequeueItem,
+    RequeueRun,
+    State,
+)
+from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked import findings, items
 from django_rmq_retry.parked.actions import discard, restore
 from django_rmq_retry.parked.operators import Actor
@@ -21,8 +31,9 @@ from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.wording import minute, second
 from tests.admin import made
 from tests.admin.conftest import client_of
-from tests.admin.looking import Page, follow, press
+from tests.admin.looking import Page, follow, main_of, press
 from tests.admin.pasting import ADMIN, LIST, pasted, previewed, state
+from tests.admin.stopped import blocked, outgoing
 from tests.commands.running import run
 from tests.operators.made import pause_run, requeue_run
 from tests.parked.arrivals import by_us, store, the_record
@@ -55,10 +66,34 @@ class TestAKeyThatMatchesNothingOrSeveral:
         mark = refused.context["left"].mark
         press(page, refused, "Requeue ", checked=mark)
 
-        assert "I have checked 1 key that matches no message or several." in Page(preview).text
+        assert "I have checked 1 key that matches no message, several, or one elsewhere." in Page(preview).text
         assert (refused.status_code, started, sent) == (422, False, [])
-        assert f"Check 1 key that matches no message or several, and tick it: {which}." in Page(refused).text
+        assert (
+            f"Check 1 key that matches no message, several, or one elsewhere, and tick it: {which}."
+            in Page(refused).text
+        )
         assert RequeueRun.objects.count() == 1
+
+    def test_of_a_customer_whose_payments_were_requeued_tells_each_state_and_must_be_ticked(self, page: Client) -> None:
+        """It said "ACC-17 (Discarded)" of a customer with two payments that were on their way."""
+        states = [State.DISCARDED, State.REQUEUED, State.REQUEUED, *[State.PROCESSED] * 4]
+        for number, state_of_one in enumerate(states):
+            made.message(business_key=f"REF-{number}", keys=[f"REF-{number}", "ACC-17"], state=state_of_one)
+        made.message(business_key="CLO-0", state=State.DISCARDED)
+        preview = excluded(page, "ACC-17\nCLO-0")
+        said = Page(preview).text
+
+        text = "1 key names a message that a requeue run sends or has sent, and that may still be handled: ACC-17"
+        assert f"! {text} (Requeued 2 · Discarded 1 · Processed 4)" in said
+        assert "1 key matches a message that is not among these anyway: CLO-0 (Discarded)" in said
+        assert preview.context["left"].doubtful == ["ACC-17"]
+
+    def test_of_a_customer_with_some_payments_here_tells_those_on_their_way(self, page: Client) -> None:
+        made.message(business_key="REF-1", keys=["REF-1", "CUST-7"], state=State.REQUEUED)
+        preview = excluded(page, "CUST-7")
+
+        assert "1 message is left out by its key." in Page(preview).text
+        assert "and that may still be handled: CUST-7 (Requeued)" in Page(preview).text
 
     def test_is_ticked_for_these_keys_only(self, page: Client) -> None:
         preview = excluded(page, "PAY-8001X")
@@ -79,7 +114,9 @@ class TestAKeyThatMatchesNothingOrSeveral:
         press(page, refused, button, checked=refused.context["left"].mark, **CHECKED)
 
         assert "1 key of the list matches no message: pay-2" in Page(asked).text
-        assert "Check 1 key that matches no message or several, and tick it: pay-2." in Page(refused).text
+        assert "Check 1 key that matches no message, several, or one elsewhere, and tick it: pay-2." in (
+            Page(refused).text
+        )
         assert before == "parked"
         assert state("PAY-1") != "parked" or RequeueRun.objects.exists()
 
@@ -173,9 +210,11 @@ def test_the_paid_ones_are_discarded_first_and_the_groups_are_next(page: Client)
 
 class TestSendingOne:
     def some(self, count: int = 3) -> int:
-        cause = made.group()
+        """Messages of a cause that is over: of one that still fails, the first is tested anyway."""
+        hour_ago = timezone.now() - timedelta(hours=1)
+        cause = made.group(last_seen=hour_ago)
         for number in range(count):
-            made.message(cause, business_key=f"PAY-{number}", parked_at=timezone.now() - timedelta(minutes=number + 1))
+            made.message(cause, business_key=f"PAY-{number}", parked_at=hour_ago - timedelta(minutes=number + 1))
         return cause.pk
 
     def test_only_sends_the_oldest_and_ends_the_run(
@@ -194,18 +233,20 @@ class TestSendingOne:
         monkeypatch.setattr("django_rmq_retry.admin.requeue_form.TYPED_FROM", 2)
         words = "Send one now, the other 2 after it was processed"
         typed = {"rate": "7", "reason": "INC-5", "max_depth": "9", "stop_at": "33", "order": "key"}
-        wrong = press(page, previewed(page, group=self.some()), words, **typed)
+        first = previewed(page, group=self.some())
+        wrong = press(page, first, words, **typed)
         _form, values = Page(wrong).form_with(words)
         main = [
             given["value"]
-            for tag, given in Page(wrong).tags
+            for shown in (first, wrong)
+            for tag, given in Page(shown).tags
             if tag == "button" and "rmq-main" in given.get("class", "")
         ]
         press(page, wrong, words, typed="3")
         run = RequeueRun.objects.get()
 
         assert "Type 3 to confirm the number of messages." in Page(wrong).text
-        assert main == ["canary"]
+        assert main == ["now", "canary"]
         assert {name: values[name] for name in typed} == typed
         assert (run.canary, run.rate, run.reason, run.max_depth, run.stop_at, run.one_by_one) == (
             *(True, 7.0, "INC-5", 9, 33.0, True),
@@ -337,7 +378,7 @@ class TestASecondRun:
         pause_run(run)
 
         assert "2 are sent by another requeue run" in said
-        assert "Requeue 1 message |" in said
+        assert "Requeue 1 of 3 messages |" in said
         assert {item.skip_code for item in other.items.all()} == {"", ItemReason.UNDER_WAY}
         assert other.items.filter(skip_code=ItemReason.UNDER_WAY).count() == 2
         assert "are sent by another requeue run" not in Page(previewed(page, group=self.group(run))).text
@@ -419,6 +460,99 @@ class TestADiscardedMessageThatArrivesAgain:
         assert "arrived again" not in Page(page.get(f"{LIST}{one.pk}/change/")).text
 
 
+class TestARestoredMessageThatWasDiscardedAsDone:
+    """Discarded as handled elsewhere, then restored: by the discard's reason, it was paid already."""
+
+    @pytest.fixture
+    def restored(self) -> ParkedMessage:
+        one = made.message(business_key="PAY-7")
+        discard(Selection.of_ids([one.pk]), Actor.of_code("lead"), category="handled elsewhere", text="paid by hand")
+        restore(Selection.of_ids([one.pk]), Actor.of_code("ann"), reason="wrong row")
+        return one
+
+    def test_is_left_out_of_a_requeue_unless_the_operator_includes_it(
+        self, page: Client, restored: ParkedMessage, sent: list[Message]
+    ) -> None:
+        other = made.message(restored.group)
+        preview = previewed(page, group=other.group_id)
+        included = press(page, preview, "Include anyway 1 was discarded by an operator, and restored")
+        press(page, preview, "Requeue 1 message")
+        codes = [item.skip_code for item in RequeueItem.objects.order_by("message")]
+        ran = Page(page.get(f"{ADMIN}requeuerun/{RequeueRun.objects.get().pk}/change/")).text
+
+        assert "PAY-7 Discarded (Handled elsewhere: paid by hand), then restored by ann, " in Page(preview).text
+        assert [one.pk for one in preview.context["sample"]] == [other.pk]
+        assert included.context["report"].sendable == 2
+        assert codes == [ItemReason.RESTORED, ""]
+        assert "PAY-7 Discarded (Handled elsewhere: paid by hand), then restored by ann, " in ran
+
+    def test_is_restored_with_a_reason_only(self, page: Client, restored: ParkedMessage) -> None:
+        """One press without a word undid that a colleague had paid it by hand."""
+        other = made.message(business_key="PAY-8")
+        both = Selection.of_ids([restored.pk, other.pk])
+        discard(both, Actor.of_code("lead"), category="handled elsewhere", text="paid by hand")
+        alone = page.get(f"{LIST}{other.pk}/restore/")
+        many = page.get(f"{LIST}restore/", {"sel": both.token()})
+        why = "Enter a reason: by that of the discard, what is requested was done in another way"
+        silent = press(page, alone, "Restore PAY-8"), press(page, many, "Restore 2 messages", text=" ")
+        shell = run("rmq_parked", "restore", str(other.pk), "--yes")
+        press(page, silent[0], "Restore PAY-8", reason="the bank sent it back")
+
+        assert [one.status_code for one in silent] == [422, 422]
+        assert all(why in Page(one).text for one in silent)
+        assert "Reason (required)" in Page(alone).text
+        assert "Reason (required)" in Page(many).text
+        assert "After this it is parked again, and a requeue leaves it out until somebody" in Page(alone).text
+        assert "once more" not in Page(alone).text + Page(many).text
+        assert why in shell.err
+        assert state("PAY-8") == State.PARKED
+        assert state("PAY-7") == State.DISCARDED
+
+    def test_is_requeued_by_no_main_button(self, page: Client, restored: ParkedMessage) -> None:
+        """The page said that somebody may have paid it, above a blue "Requeue…"."""
+        assert main_of(page.get(f"{LIST}{restored.pk}/change/")) == []
+
+    def test_says_so_on_its_page_in_lists_and_in_the_shell(self, page: Client, restored: ParkedMessage) -> None:
+        told = Page(page.get(f"{LIST}{restored.pk}/change/")).text
+        listed = Page(page.get(LIST)).text
+        dry = run("rmq_parked", "requeue", str(restored.pk), "--dry-run").out
+
+        assert "Discard: Handled elsewhere: paid by hand. Restore: wrong row." in told
+        assert "A requeue leaves it out until somebody includes it." in told
+        assert "discarded before" in listed
+        assert "1 restored, left out (--include restored sends it)" in dry
+
+    def test_stays_left_out_after_it_was_sent_and_failed_again(self, page: Client, restored: ParkedMessage) -> None:
+        requeue_run([restored.pk], include=["restored"])
+        ParkedMessage.objects.update(requeued_at=timezone.now())
+        told = Page(page.get(f"{LIST}{restored.pk}/change/")).text
+
+        assert previewed(page, message=restored.pk).context["report"].sendable == 0
+        assert "A requeue leaves it out until somebody includes it." in told
+
+    def test_is_announced_on_the_page_that_restores(self, page: Client) -> None:
+        one = made.message()
+        discard(Selection.of_ids([one.pk]), Actor.of_code("lead"), category="handled elsewhere")
+
+        told = Page(page.get(f"{LIST}{one.pk}/restore/")).text
+        assert "After this it is parked again, and a requeue leaves it out until somebody includes it." in told
+
+    def test_keeps_a_copy_of_it_back(self, page: Client) -> None:
+        one, other = (made.message(business_key="PAY-8", content=7, has_siblings=True) for _ in range(2))
+        discard(Selection.of_ids([one.pk]), Actor.of_code("lead"), category="handled elsewhere")
+        restore(Selection.of_ids([one.pk]), Actor.of_code("lead"), reason="wrong row")
+
+        assert previewed(page, message=other.pk).context["report"].sendable == 0
+
+    @pytest.mark.parametrize(("category", "sendable"), [("cancelled", 0), ("other", 0), ("bad data", 1), ("test", 1)])
+    def test_is_like_any_other_if_nobody_can_have_done_it(self, page: Client, category: str, sendable: int) -> None:
+        one = made.message()
+        discard(Selection.of_ids([one.pk]), Actor.of_code("lead"), category=category, text="why")
+        restore(Selection.of_ids([one.pk]), Actor.of_code("lead"))
+
+        assert previewed(page, message=one.pk).context["report"].sendable == sendable
+
+
 def test_the_failures_of_a_second_publish_are_not_those_of_a_requeue(page: Client) -> None:
     """Its attempts are counted like those before the first requeue, and none of them is missed."""
     store(by_us(id="PAY-8"))
@@ -452,10 +586,11 @@ class TestTheProof:
 
         assert f"Started {timezone.localtime(times['started_at']):%Y-%m-%d %H:%M:%S} · by lead" in told.text
         assert f"Ended {timezone.localtime(now):%Y-%m-%d %H:%M:%S} · took 1 min 6 s" in told.text
-        assert told.links["1 left out by 1 key"] == "#rmq-left-out"
+        assert told.links["1 more left out by 1 key"] == "#rmq-left-out"
         assert "Keys left out by the operator PAY-0" in told.text
-        assert "Failed again Now: 3 Parked 2 GatewayTimeout Show GatewayTimeout PAY-" in told.text
-        assert "1 Declined Show Declined PAY-" in told.text
+        assert "Failed again Now: 3 Parked . Next automatic attempt: none. An operator decides. 2 Gateway" in told.text
+        assert "2 GatewayTimeout no answer within 30 s Show GatewayTimeout PAY-" in told.text
+        assert "1 Declined no answer within 30 s Show Declined PAY-" in told.text
 
     def test_leads_to_its_messages_by_outcome_and_names_who_paused_and_resumed_it(self, page: Client) -> None:
         rows = [made.message(business_key=f"PAY-{number}") for number in range(3)]
@@ -538,6 +673,15 @@ class TestAnotherMessageWithTheKeyOfADiscardedOne:
         assert "(--include key_discarded sends it)" in run("rmq_parked", "requeue", str(other.pk), "--dry-run").out
         assert told not in Page(page.get(f"{LIST}{paid.pk}/change/")).text
 
+    def test_is_named_on_the_page_of_the_discarded_one(self, page: Client, other: ParkedMessage) -> None:
+        paid = ParkedMessage.objects.get(business_key="PAY-80006", state="discarded")
+        told = Page(page.get(f"{LIST}{paid.pk}/change/")).text
+        ParkedMessage.objects.filter(pk=other.pk).update(state="requeued", requeued_at=timezone.now())
+        later = Page(page.get(f"{LIST}{paid.pk}/change/")).text
+
+        assert f"Another message with its business key is parked. #{other.pk}" in told
+        assert "Another message with its business key was requeued" in later
+
     @pytest.mark.parametrize("category", ["duplicate", "bad data"])
     def test_is_sent_if_the_other_was_discarded_in_its_favour(
         self, page: Client, other: ParkedMessage, category: str
@@ -549,7 +693,7 @@ class TestAnotherMessageWithTheKeyOfADiscardedOne:
 
     def test_is_like_any_other_once_the_discard_was_undone(self, page: Client, other: ParkedMessage) -> None:
         paid = ParkedMessage.objects.get(business_key="PAY-80006", state="discarded")
-        restore(Selection.of_ids([paid.pk]), Actor.of_code("lead"))
+        restore(Selection.of_ids([paid.pk]), Actor.of_code("lead"), reason="wrong row")
 
         assert previewed(page, message=other.pk).context["report"].sendable == 1
         assert "was discarded" not in Page(page.get(f"{LIST}{other.pk}/change/")).text
@@ -563,5 +707,242 @@ def test_a_message_with_the_key_of_one_that_was_processed_is_sent_and_the_previe
     preview = previewed(page, message=other.pk)
 
     assert preview.context["report"].sendable == 1
-    assert "1 has the business key of another message, which was processed after a requeue" in Page(preview).text
+    assert "1 has the business key of another message, which was handled or is on its way" in Page(preview).text
     assert "Another message with its business key was processed" in Page(page.get(f"{LIST}{other.pk}/change/")).text
+
+
+def test_a_list_of_groups_says_how_many_of_their_messages_may_have_been_handled(page: Client) -> None:
+    """Neither list told it, and two of three looked like any failed payment."""
+    cause, died, other = made.group(), made.group(title="worker_stopped", reason="worker_stopped"), made.group()
+    for unacked in (True, True, False):
+        made.message(cause, unacked=unacked)
+    made.message(cause, unacked=True, state=State.PROCESSED)
+    made.message(died, error="", error_text="")
+    made.message(other)
+    cards = Page(page.get(f"{ADMIN}errorgroup/")).text
+    listed, data = run("rmq_parked", "groups"), run("rmq_parked", "groups", "--json").data
+
+    assert "3 parked · ! 2 may have been handled" in cards
+    assert "1 parked · ! may have been handled" in cards
+    assert {one["id"]: one["may_have_been_handled"] for one in data["items"]} == {cause.pk: 2, died.pk: 1, other.pk: 0}
+    assert "MAY BE DONE" in listed.out
+    assert "3 may have been handled: their workers stopped" in listed.err
+
+
+def test_the_page_of_a_group_says_how_many_of_its_messages_an_earlier_worker_had(page: Client) -> None:
+    """Only the preview told it: the group had an ordinary error."""
+    cause, other = made.group(), made.group()
+    for unacked in (True, True, False):
+        made.message(cause, unacked=unacked)
+    made.message(other)
+    told = "2 may have been handled: their workers stopped or lost their connection before they could say so."
+    texts = [Page(page.get(f"{ADMIN}errorgroup/{one.pk}/change/")).text for one in (cause, other)]
+
+    assert [told in text for text in texts] == [True, False]
+    assert "may have been handled" not in texts[1]
+
+
+class TestAKeyWhoseOtherMessageIsNotParked:
+    """List of keys and search told of it, and the preview that sends was all green."""
+
+    def test_is_named_before_a_requeue(self, page: Client) -> None:
+        cause = made.group()
+        made.message(cause, business_key="PAY-1")
+        made.message(cause, business_key="PAY-2")
+        waits = outgoing(failed=False)
+        preview, text = previewed(page, group=cause.pk), "In the outbox, not sent yet: 9f3c-1 (PAY-1)"
+        less = press(page, preview, "Leave these out", **{"except": "PAY-1"})
+
+        assert "it is handled as well, so these may be done twice" in Page(preview).text
+        assert text in Page(preview).text
+        assert f'href="{ADMIN}outboxmessage/{waits.pk}/change/"' in preview.content.decode()
+        assert text not in Page(less).text
+
+    @pytest.mark.database
+    def test_is_named_if_it_waits_behind_a_blocked_key(self, page: Client) -> None:
+        one, first = made.message(made.group(), business_key="PAY-82065"), made.message(made.group())
+        blocked(first, waiting=1)
+        BlockedMessage.objects.update(shown="PAY-82065")
+        text = f"Waits for a blocked ordering key: PAY-82065, behind {first.message_id} (ordering key PAY-1)"
+
+        assert text in Page(previewed(page, group=one.group_id)).text
+        assert text not in Page(previewed(page, group=first.group_id)).text
+        assert text in run("rmq_parked", "requeue", str(one.pk), "--dry-run").out
+
+    def test_is_not_what_waits_behind_this_message_for_the_key_that_orders_them(self, page: Client) -> None:
+        first = made.message(made.group(), business_key="PAY-1")
+        blocked(first, waiting=2)
+        BlockedMessage.objects.update(shown="PAY-1")
+        preview = Page(previewed(page, group=first.group_id)).text
+
+        assert "2 messages wait behind 1 of these by their ordering keys and are handled next" in preview
+        assert "may be done twice" not in preview
+
+    @pytest.mark.database
+    def test_is_named_if_it_was_handled_twice(self, page: Client) -> None:
+        one = made.message(made.group(), business_key="PAY-91001")
+        twice = made.tried_again("PAY-91001", at=timezone.now(), verdict="ack")
+        twice.pk, twice.pid = None, 13
+        twice.save()
+        text = "Handled more than once"
+
+        assert f"✕ done twice {text}" in Page(previewed(page, group=one.group_id)).text
+        assert f"    done twice: {text}" in run("rmq_parked", "requeue", str(one.pk), "--dry-run").out
+
+    def test_is_not_named_to_who_must_not_see_it_or_of_very_many(
+        self, page: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cause = made.group()
+        for number in range(3):
+            made.message(cause, business_key=f"PAY-{number}")
+        outgoing(failed=False)
+        blind = client_of(made.person("eve", "view_parkedmessage", "view_errorgroup", "requeue"))
+        seen = Page(previewed(page, group=cause.pk)).text
+        monkeypatch.setattr("django_rmq_retry.parked.twins.MOST_COMPARED", 2)
+
+        assert ["In the outbox" in one for one in (
+            seen, Page(previewed(blind, group=cause.pk)).text, Page(previewed(page, group=cause.pk)).text,
+        )] == [True, False, False]  # fmt: skip
+
+
+class TestAMessageThatDiedWithItsWorker:
+    """Its page said that it had reached no handler, and the preview sent it like any other."""
+
+    @pytest.fixture(params=["worker_stopped", "delivery_limit"])
+    def crashed(self, request: pytest.FixtureRequest) -> list[ParkedMessage]:
+        cause = made.group(title=request.param, reason=request.param)
+        detail = "Redelivered 8 times after its workers stopped or lost their connection."
+        return [
+            made.message(cause, attempts=0, error="", error_text="", detail=detail, business_key=f"PAY-{number}")
+            for number in range(3)
+        ]
+
+    def test_is_left_out_until_one_button_includes_all_of_them(
+        self, page: Client, crashed: list[ParkedMessage], sent: list[Message]
+    ) -> None:
+        preview = previewed(page, group=crashed[0].group_id)
+        included = press(page, preview, "Include anyway 3 may have been handled")
+        press(page, included, "Requeue 3 messages", reason="not one was paid")
+
+        assert (
+            "3 may have been handled: their workers stopped or lost their connection before they could say so"
+            in Page(preview).text
+        )
+        assert "Nothing to requeue of 3 messages" in Page(preview).text
+        assert ("per second" in Page(preview).text, "per second" in Page(included).text) == (False, True)
+        assert (preview.context["report"].sendable, included.context["report"].sendable) == (0, 3)
+        assert RequeueItem.objects.filter(skip_code="").count() == 3
+
+    def test_is_left_out_of_the_command_too(self, crashed: list[ParkedMessage], sent: list[Message]) -> None:
+        chosen = [str(one.pk) for one in crashed]
+        told = run("rmq_parked", "requeue", *chosen, "--dry-run").out
+        both = run("rmq_parked", "requeue", *chosen, "--include", "worker_stopped", "--dry-run").out
+
+        assert "3 worker stopped, left out (--include worker_stopped sends them)" in told
+        assert "left out" not in both
+
+    def test_is_sent_if_its_handler_does_nothing_twice(
+        self, page: Client, crashed: list[ParkedMessage], no_handlers: None
+    ) -> None:
+        """The transaction of ``once`` has either rolled its effect back, or recognizes the message."""
+
+        @handler("payments.main", once=True, name="transfer")
+        def transfer(payment: Any) -> None:
+            """Nothing."""
+
+        @handler("payments.other", once=True, name="other")
+        def other(payment: Any) -> None:
+            """Nothing."""
+
+        def sendable(target: str = "") -> int:
+            chosen = Selection.of_ids([one.pk for one in crashed])
+            return findings.report(chosen, findings.RequeueTerms(target=target)).sendable
+
+        # Another handler knows nothing of what this one has done.
+        assert (sendable(), sendable("payments.main"), sendable("payments.other")) == (3, 3, 0)
+
+    def test_shares_its_queue_with_a_handler_that_may_do_it_twice(
+        self, crashed: list[ParkedMessage], no_handlers: None
+    ) -> None:
+        @handler("payments.main", once=True, type="payment.transfer", name="transfer")
+        def transfer(payment: Any) -> None:
+            """Nothing."""
+
+        @handler("payments.main", name="others")
+        def others(payment: Any) -> None:
+            """Nothing."""
+
+        assert findings.report(Selection.of_ids([crashed[0].pk])).sendable == 0
+
+    def test_may_have_run_as_its_page_says(self, page: Client, crashed: list[ParkedMessage]) -> None:
+        text = Page(page.get(f"{LIST}{crashed[0].pk}/change/")).text
+
+        assert "before it reached a handler" not in text
+        assert f"It was parked without a failed attempt: {reason_text(crashed[0].reason)}." in text
+        assert "Its handler may have begun before its worker stopped, and what it did may remain." in text
+
+    @pytest.mark.parametrize("again", [True, False])
+    def test_that_failed_after_its_first_worker_died_says_so(self, page: Client, *, again: bool) -> None:
+        """The worker had captured the payment; the next one was refused three times, and it was parked."""
+        message = made.message(made.group(), attempts=2, unacked=again)
+        made.attempt(message, 1, redelivered=again)
+        made.attempt(message, 2)
+        shown = page.get(f"{LIST}{message.pk}/change/")
+
+        text = Page(shown).text
+        said = (
+            "a consumer had it and did not acknowledge it, as one that dies: what that consumer had begun may be done."
+        )
+        assert (said in text) is again
+        assert ("Delivered before to a consumer that did not acknowledge it" in text) is again
+        main = [attrs for tag, attrs in Page(shown).tags if tag == "a" and "rmq-main" in attrs.get("class", "")]
+        assert bool(main) is not again
+
+    def test_that_failed_after_its_first_worker_died_is_left_out_too(self, page: Client, sent: list[Message]) -> None:
+        """Its page told so, and the requeue of its group sent it: it was paid again."""
+        cause = made.group()
+        died, _other = (made.message(cause, business_key=f"PAY-{again}", unacked=again) for again in (True, False))
+        alone, preview = previewed(page, message=died.pk), previewed(page, group=cause.pk)
+        told = run("rmq_parked", "requeue", "--group", str(cause.pk), "--dry-run").out
+        included = press(page, preview, "Include anyway 1 may have been handled")
+        refused = press(page, included, "Requeue 2 messages")
+        press(page, preview, "Requeue ")
+
+        assert alone.context["report"].only_reason == "worker_stopped"
+        said = "1 may have been handled: a worker stopped or lost its connection before it could say so"
+        assert said in Page(preview).text
+        assert "1 worker stopped, left out (--include worker_stopped sends it)" in told
+        assert "sending them may do it twice" in Page(included).text
+        assert "Enter a reason" in Page(refused).text
+        skipped = RequeueItem.objects.exclude(skip_code="").values_list("message__business_key", "skip_code")
+        assert [*skipped, RequeueItem.objects.count()] == [(died.business_key, "worker_stopped"), 2]
+
+    def test_that_failed_after_its_first_worker_died_is_sent_if_its_handler_does_nothing_twice(
+        self, no_handlers: None
+    ) -> None:
+        @handler("payments.main", once=True, name="transfer")
+        def transfer(payment: Any) -> None:
+            """Nothing."""
+
+        died = made.message(made.group(), unacked=True)
+
+        assert findings.report(Selection.of_ids([died.pk])).sendable == 1
+
+    def test_has_a_group_that_says_the_same_and_is_told_by_its_queue(
+        self, page: Client, crashed: list[ParkedMessage]
+    ) -> None:
+        one = crashed[0]
+        ErrorGroup.objects.filter(pk=one.group_id).update(title=one.reason, culprit="")
+        group = Page(page.get(f"/admin/rmq_retry/errorgroup/{one.group_id}/change/")).text
+        cards = Page(page.get("/admin/rmq_retry/errorgroup/")).links
+
+        assert "The handler may have begun each of these before its worker stopped" in group
+        assert f"{reason_text(one.reason)} \N{MIDDLE DOT} {one.queue}" in cards
+
+    def test_is_offered_for_a_requeue_by_no_main_button(self, page: Client, crashed: list[ParkedMessage]) -> None:
+        own, cards = page.get(f"{LIST}{crashed[0].pk}/change/"), page.get("/admin/rmq_retry/errorgroup/")
+
+        assert 'rmq-main" href' not in own.content.decode()
+        assert "Requeue…" in Page(own).text
+        assert "Requeue one, then the others…" not in Page(cards).text
+        assert "Requeue 3…" in Page(cards).text

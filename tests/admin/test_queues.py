@@ -15,14 +15,14 @@ from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.markup import NOTHING
-from django_rmq_retry.models import OperatorAction, QueueControl
+from django_rmq_retry.models import Attempt, AttemptName, OperatorAction, QueueControl
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.queue_pauses import pause_queue
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of
-from tests.admin.looking import Page, press
-from tests.admin.stopped import trip
+from tests.admin.looking import Page, follow, press
+from tests.admin.stopped import blocked, halted, trip
 from tests.commands.running import Exit, run
 from tests.operators.made import ANN
 
@@ -37,7 +37,7 @@ def test_a_queue_is_paused_with_a_reason_and_a_time_and_resumed(page: Client) ->
     paused = press(page, flowing, "Pause", reason="bank is closed")
     row = QueueControl.objects.get()
     told = Page(paused).text
-    resumed = press(page, paused, "Resume")
+    resumed = press(page, paused, "Resume", reason="it is open")
 
     assert f"Queue {QUEUE} is paused." in told
     assert "Reason: bank is closed. It resumes automatically at" in told
@@ -45,7 +45,7 @@ def test_a_queue_is_paused_with_a_reason_and_a_time_and_resumed(page: Client) ->
     assert timedelta(minutes=59) < row.until - timezone.now() <= timedelta(hours=1)
     assert (f"Queue {QUEUE} is resumed." in Page(resumed).text, QueueControl.objects.get().paused) == (True, False)
     acts = [(act.action, act.subject, act.reason) for act in OperatorAction.objects.order_by("number")]
-    assert acts == [("pause", QUEUE, "bank is closed"), ("resume", QUEUE, "")]
+    assert acts == [("pause", QUEUE, "bank is closed"), ("resume", QUEUE, "it is open")]
 
 
 def test_a_queue_is_ok_only_if_a_consumer_reads_it(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_what_waits_until_due_and_behind_blocked_keys_has_its_own_columns(
     assert "Behind blocked keys" not in none
     assert f"{QUEUE} Ready 2 Waiting until due 7 Behind blocked keys 5 Parked 0 Consumers 1 … waiting" in shown.text
     assert "Waiting until due 7 Behind blocked keys 5" in Page(page.get(STATUS)).text
-    assert [row.queue for row, _record in keys.context["rows"]] == [QUEUE, QUEUE]
+    assert [one.row.queue for one in keys.context["rows"]] == [QUEUE, QUEUE]
     viewer = client_of(made.person("viewer", "view_queuecontrol"))
     assert "Behind blocked keys 5" in Page(viewer.get(QUEUES)).text
     assert "5" not in Page(viewer.get(QUEUES)).links
@@ -197,9 +197,35 @@ def test_an_abandoned_queue_stands_below_the_others(page: Client, monkeypatch: p
     made.broker_seen(monkeypatch, Level(queue=QUEUE, role=Role.WORK, ready=0, consumers=1), old)
     text = Page(page.get(QUEUES)).text
 
-    assert "Queues that no handler reads any longer" in text
+    assert "Queues that no handler reads Queue" in text
     assert text.index(f"{QUEUE} Ready 0") < text.index("payments.legacy Ready 25")
     assert "manage.py rmq_declare --recreate payments.legacy --move-to NEW" in text
+
+
+def test_a_queue_that_another_program_should_read_is_found_where_its_finding_leads(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ "Open the queues" stood beside "no consumer reads payments.legacy", and the page had no such queue."""
+    other = Level(queue="payments.legacy", role=Role.OTHER, ready=25, consumers=0)
+    made.broker_seen(monkeypatch, Level(queue=QUEUE, role=Role.WORK, ready=0, consumers=1), other)
+
+    assert "Queue 'payments.legacy': no consumer reads this queue" in Page(page.get(STATUS)).text
+    assert re.search(r"payments\.legacy Ready 25 Consumers 0 No consumer reads this queue", Page(page.get(QUEUES)).text)
+
+
+def test_an_abandoned_queue_to_which_parked_messages_belong_says_so(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ "Abandoned, empty: manage.py rmq_delete" was all that was said of a queue with ten parked payments."""
+    old = Level(queue="payments.old", role=Role.WORK, ready=0, consumers=0, abandoned=True, home="payments.old")
+    made.broker_seen(monkeypatch, old)
+    for _ in range(2):
+        made.message(queue="payments.old")
+    answer = page.get(QUEUES)
+
+    said = "2 parked messages would return to this queue, and no handler would take them"
+    assert f"Abandoned, empty: manage.py rmq_delete payments.old {said}" in Page(answer).text
+    assert "/parkedmessage/?queue=payments.old" in answer.content.decode()
 
 
 def test_what_waits_in_an_abandoned_waiting_queue_counts_on_both_pages(
@@ -226,6 +252,16 @@ def test_a_pause_needs_a_reason_in_the_admin_and_in_the_shell(page: Client) -> N
     assert "--reason" in ran.err
     assert (blank.code, blank.err) == (Exit.USAGE, said)
     assert (QueueControl.objects.count(), OperatorAction.objects.count()) == (0, 0)
+
+
+def test_a_queue_is_resumed_in_the_admin_with_a_reason_only(page: Client) -> None:
+    """The page of pauses said so, and the audit log had resumed queues without a word why."""
+    pause_queue(QUEUE, ANN, reason="outage")
+    answer = press(page, page.get(QUEUES), "Resume", reason=" ")
+
+    assert answer.status_code == 422
+    assert "Enter a reason: the audit log keeps why the queue was resumed." in Page(answer).text
+    assert QueueControl.objects.get().paused
 
 
 def test_many_queues_are_searched_ticked_and_paused_by_one_form(page: Client) -> None:
@@ -274,7 +310,7 @@ def test_an_operator_can_close_a_breaker_or_keep_it_open(page: Client) -> None:
     made.consumer(queues=[QUEUE])
     shown = page.get(QUEUES)
     held = press(page, shown, "Pause", reason="the bank asks for it")
-    closed = press(page, held, "Resume")
+    closed = press(page, held, "Resume", reason="it is back")
     row = QueueControl.objects.get()
 
     assert "The breaker of bank.charge is open since" in Page(shown).text
@@ -322,6 +358,27 @@ def test_blocked_keys_are_counted_searched_and_shown_by_the_key_of_the_message(p
     assert "No blocked key matches." in nothing
 
 
+def test_the_message_that_goes_first_is_named_by_its_key_or_its_kind_and_its_id_comes_second(page: Client) -> None:
+    """32 digits stood there: of a message without a key, and of each that waits for its retry."""
+    nameless, ids = made.message(message_id="f" * 32, business_key=""), ("a" * 32, "b" * 32)
+    made.blocked_key(parked=True, identity=nameless.identity, queue=nameless.queue, blocker="f" * 32)
+    for name, key in zip(ids, ("PAY-7", ""), strict=True):
+        made.blocked_key(identity=f"message:{name}", blocker=name)
+        made.waiting_retries(name, 1)
+        Attempt.objects.filter(queue=name).update(identity=f"message:{name}")
+        for value in filter(None, (name, key)):
+            AttemptName.objects.create(identity=f"message:{name}", value=value, folded=value, at=timezone.now())
+    keys = Page(page.get(KEYS))
+    asks = Page(follow(page, page.get(KEYS, {"q": ids[0]}), "Unblock")).text
+    viewer = Page(client_of(made.person("viewer", "view_blockedkey")).get(KEYS)).text
+
+    assert f"payment.transfer parked: an operator decides GatewayTimeout · {'f' * 32}" in keys.text
+    assert f"PAY-7 waits for its next attempt in 9 min GatewayTimeout · {ids[0]}" in keys.text
+    assert f"{ids[1]} waits for its next attempt in 9 min GatewayTimeout" in keys.text
+    assert "PAY-7 of transfer goes first" in asks
+    assert ("GatewayTimeout" in viewer, "PAY-7" in viewer, ids[0] in viewer) == (False, False, True)
+
+
 def test_an_expired_pause_is_not_shown(page: Client) -> None:
     pause_queue(QUEUE, ANN, reason="outage", until=timezone.now() + timedelta(hours=1))
     QueueControl.objects.update(until=timezone.now() - timedelta(seconds=1))
@@ -333,8 +390,8 @@ def test_an_expired_pause_is_not_shown(page: Client) -> None:
 def test_a_late_pause_or_resume_is_refused_with_an_explanation(page: Client) -> None:
     pause_queue(QUEUE, ANN, reason="outage")
     shown = page.get(QUEUES)
-    press(page, shown, "Resume")
-    again = press(page, shown, "Resume")
+    press(page, shown, "Resume", reason="it is over")
+    again = press(page, shown, "Resume", reason="it is over")
 
     assert f"Nothing was changed: queue {QUEUE} is already running." in Page(again).text
 
@@ -384,6 +441,50 @@ def test_each_queue_of_the_project_is_listed_once(page: Client) -> None:
     assert text.count(f"{QUEUE} Ready") == 1
 
 
+def test_queues_that_need_somebody_stand_first_red_ones_above_amber_ones(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among 40 handlers the broken one was found by reading."""
+    with registry.isolated():
+        for name in ("fine", "paused", "open", "unread", "crashing"):
+            handler(name, name=name)(print)
+        QueueControl.objects.create(queue="paused", paused=True, by="ann", since=timezone.now())
+        QueueControl.objects.create(queue="open", opened=True, opened_at=timezone.now(), cause="BankDown")
+        work = [
+            Level(queue=one, role=Role.WORK, ready=0, consumers=1) for one in ("fine", "paused", "open", "crashing")
+        ]
+        unread = Level(queue="unread", role=Role.WORK, ready=3, consumers=0)
+        aside = Level(queue="crashing.quarantine", role=Role.QUARANTINE, ready=2, consumers=1)
+        made.broker_seen(monkeypatch, *work, unread, aside)
+        answer = page.get(QUEUES)
+
+    assert [row.queue for row in answer.context["rows"]] == ["open", "unread", "paused", "fine", "crashing"]
+    assert "crashing Ready 0 In quarantine 2" in Page(answer).text
+
+
+def test_many_queues_of_which_nothing_is_to_be_told_are_one_line_and_can_be_ticked_in_it(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"fine.{number}" for number in range(7)]
+    with registry.isolated():
+        for name in ("backlog", *names):
+            handler(name, name=name)(print)
+        levels = [Level(queue=name, role=Role.WORK, ready=0, consumers=1) for name in names]
+        made.broker_seen(monkeypatch, *levels, Level(queue="backlog", role=Role.WORK, ready=9, consumers=1))
+        folded, few = page.get(QUEUES), page.get(QUEUES, {"q": "fine."})
+        form, values = Page(folded).form_with("Pause")
+        back = page.post(form.action, {**values, "queue": "fine.3", "reason": ""})
+        page.post(form.action, {**values, "queue": "fine.3", "reason": "outage"})
+
+    assert "Fine: 7 queues are empty" in Page(folded).text
+    assert [(one.folded, len(one.rows)) for one in folded.context["tables"]] == [(False, 1), (True, 7)]
+    assert [one.folded for one in few.context["tables"]] == [False]
+    opened = [[attrs for tag, attrs in Page(one).tags if tag == "details" and "rmq-fine" in attrs["class"]]
+              for one in (folded, back)]  # fmt: skip
+    assert [["open" in one for one in some] for some in opened] == [[False], [True]]
+    assert QueueControl.objects.get(paused=True).queue == "fine.3"
+
+
 def test_a_halted_queue_is_on_the_status_page_while_it_lasts(page: Client) -> None:
     now = timezone.now()
     line = {"halted_at": now - timedelta(minutes=5), "halted_attempt": 24, "halted_error": "DiskFull: no space"}
@@ -395,6 +496,34 @@ def test_a_halted_queue_is_on_the_status_page_while_it_lasts(page: Client) -> No
     assert "'stale'" not in text
 
 
+def test_the_message_at_which_a_queue_is_halted_has_a_page_with_its_error_and_its_next_attempt(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link led to a search that found the queue again; what fails, and what can be done, stood nowhere."""
+    made.broker_seen(monkeypatch, Level(queue=QUEUE, role=Role.WORK, ready=4_312, consumers=1))
+    now = timezone.now()
+    halted(QUEUE)
+    unknown = Page(page.get(f"{QUEUES}first/", {"queue": QUEUE})).text
+    first = made.message(message_id="9f3c-1", queue=QUEUE)
+    for number in (13, 14):
+        made.attempt(
+            first, number, at=now - timedelta(minutes=15 - number), verdict="halt", next_at=now + timedelta(seconds=50)
+        )
+    shown = page.get(f"{QUEUES}first/", {"queue": QUEUE})
+    viewer = client_of(made.person("viewer", "view_queuecontrol", "view_parkedmessage"))
+    untraced = Page(viewer.get(f"{QUEUES}first/", {"queue": QUEUE})).text
+    QueueControl.objects.update(halted_at=None)
+
+    text = Page(shown).text
+    assert "Business key PAY-1 Message id 9f3c-1 Handler transfer Last attempt" in text
+    assert re.search(r"Last attempt [\d: -]+ \( ?1 min ago ?\) · worker-3:812 · a1b2c3 Next attempt in \d+ s", text)
+    assert "Ready 4,312" in text
+    assert ("raise GatewayTimeout(host)" in text, "raise GatewayTimeout(host)" in untraced) == (True, False)
+    assert "let it raise Park for this message, or name the error in park_on" in text
+    assert "No traceback was recorded." in unknown
+    assert page.get(f"{QUEUES}first/", {"queue": QUEUE}).status_code == 404
+
+
 def test_a_halted_queue_does_not_run_though_a_consumer_reads_it(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     made.broker_seen(monkeypatch, Level(queue=QUEUE, role=Role.WORK, ready=3, consumers=2))
     since = timezone.now() - timedelta(minutes=3, seconds=10)
@@ -404,6 +533,8 @@ def test_a_halted_queue_does_not_run_though_a_consumer_reads_it(page: Client, mo
         halted_seen_at=timezone.now(),
         halted_attempt=4,
         halted_error="BankDown: timeout",
+        halted_message="m-1",
+        halted_key="PAY-1",
     )
     halted = Page(page.get(QUEUES)).text
     control.halted_seen_at = since
@@ -412,4 +543,23 @@ def test_a_halted_queue_does_not_run_though_a_consumer_reads_it(page: Client, mo
     assert "! halted" in halted
     assert "has been halted for 3 min, attempt 4: BankDown: timeout." in halted
     assert "✓ OK" not in halted
-    assert "✓ OK" in Page(page.get(QUEUES)).text, "who reported it has gone"
+    found = f"{QUEUES}first/?queue={QUEUE}"
+    assert Page(page.get(QUEUES)).links["What is known of PAY-1"] == found
+    assert Page(page.get(STATUS)).links[f"What is known of its first message {QUEUE}"] == found
+    assert "Last known at" in Page(page.get(QUEUES)).text
+    assert "! halted" in Page(page.get(QUEUES)).text, "who reported it was killed, and nobody settled the message"
+
+    made.broker_seen(monkeypatch, Level(queue=QUEUE, role=Role.WORK, ready=0, consumers=2, unacked=0))
+    assert "✓ OK" in Page(page.get(QUEUES)).text, "somebody purged the queue"
+
+
+def test_a_key_whose_message_is_parked_is_unblocked_by_no_main_button(page: Client) -> None:
+    """Unblocking lets later ledger rows pass this one: the next step is to look at the message."""
+    known = blocked(made.message(business_key="ACC-2000"), waiting=1)
+    shown = page.get(f"{KEYS}{known.pk}/unblock/")
+    html = shown.content.decode()
+
+    assert "parkedmessage/" in Page(shown).links["Open the message"]
+    assert html.count("rmq-main") == 1
+    assert re.search(r'rmq-destroys">Unblock key ', html)
+    assert "Reason (required)" in Page(shown).text

@@ -31,7 +31,7 @@ from django_rmq_retry.topology import Role
 from django_rmq_retry.wording import minute
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
-from tests.admin.looking import Page, press
+from tests.admin.looking import Page, address_of, main_of, press
 from tests.operators.made import BOB, discard_messages, drive_run, requeue_run, selected
 from tests.parked.made import copy_failed
 
@@ -110,7 +110,7 @@ def test_a_preview_says_who_discarded_a_message_meanwhile_and_not_that_it_arrive
     again = Page(page.get(preview.redirect_chain[-1][0]))
 
     assert "1 is no longer open \u2013 left out" in again.text
-    assert re.search(r"Discarded .* by bob \(.*uplicate.*\): it will not be handled\.", again.text)
+    assert re.search(r"Discarded .* by bob \(.*uplicate.*\): no requeue sends it\.", again.text)
     assert "arrived again" not in again.text
     assert "Include anyway" not in again.text
     assert "Requeue 1 message" in again.text
@@ -125,7 +125,7 @@ def test_a_preview_of_a_group_that_has_shrunk_says_so_and_by_whom(page: Client) 
     again = Page(page.get(preview.redirect_chain[-1][0]))
 
     assert "1 of the chosen messages no longer matches the filter \u2013 left out PAY-1 Discarded " in again.text
-    assert " by bob (Duplicate): it will not be handled." in again.text
+    assert " by bob (Duplicate): no requeue sends it." in again.text
     assert again.links["PAY-1"] == f"/admin/rmq_retry/parkedmessage/{one.pk}/change/"
     assert "no longer match" not in Page(preview).text
     assert Page(press(page, preview, "Requeue 2 messages")).text.count("1 left out") == 2
@@ -232,6 +232,20 @@ def test_a_permanent_error_needs_an_extra_confirmation(page: Client) -> None:
     assert RequeueItem.objects.get().state == ItemState.PENDING
 
 
+def test_a_preview_that_would_send_nothing_keeps_the_guard_for_the_next_one(page: Client) -> None:
+    """It shows no terms of a run, but what is included next is a run all the same."""
+    cause = made.group(reason="permanent")
+    for _ in range(3):
+        made.message(cause)
+    nothing = previewed(page, group=cause.pk, canary=1)
+    fixed = press(page, nothing, "Count again", fixed="1")
+    _form, values = Page(fixed).form_with("Send one now")
+
+    assert (values["guard"], values["stop_at"]) == ("1", "20")
+    press(page, fixed, "Send one now")
+    assert (RequeueRun.objects.get().stop_at, RequeueRun.objects.get().canary) == (20, True)
+
+
 def test_many_messages_need_a_reason_and_more_need_their_number(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     cause = made.group()
     for _ in range(101):
@@ -322,6 +336,7 @@ def test_after_a_failed_canary_another_one_goes_first_and_the_rest_without_a_tes
 
     main = [given["href"] for tag, given in shown.tags if tag == "a" and "rmq-main" in given.get("class", "")]
     assert main == [shown.links["Send one again, the other one after it was processed…"]]
+    assert "Speed up" not in shown.text, "what has just failed is not to be sent faster"
     assert "The test message failed again." in Page(untested).text
     assert refused.status_code == 422
     assert pressed.status_code == 200
@@ -371,6 +386,18 @@ def test_only_the_page_of_its_starter_drives_a_run(page: Client) -> None:
     assert b"Continue here" in seen.content
 
 
+def test_a_planned_run_with_a_test_says_so_on_its_button(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.broker_seen(monkeypatch, away="connection refused")
+    cause = made.group()
+    for _ in range(2):
+        made.message(cause)
+    preview = previewed(page, group=cause.pk, canary=1)
+    press(page, preview, "Send one when the broker is back, the others after it was processed")
+    run = RequeueRun.objects.get()
+
+    assert (run.state, run.canary) == (RunState.PLANNED, True)
+
+
 def test_the_preview_without_a_broker_offers_to_plan_the_run(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     made.broker_seen(monkeypatch, away="connection refused")
     preview = previewed(page, message=made.message().pk)
@@ -411,6 +438,24 @@ def test_what_a_stopped_run_has_not_sent_is_requeued_by_one_button(page: Client)
     assert "not sent…" not in Page(before).text
     assert list(Selection.read(token).queryset()) == [second]
     assert other.open
+
+
+def test_what_a_later_run_has_sent_is_no_longer_what_the_stopped_one_has_not(page: Client) -> None:
+    """Weeks later its page still offered "the 2 that were not sent": another run had sent one, which failed again."""
+    cause = made.group()
+    first, second = (made.message(cause) for _ in range(2))
+    run = requeue_run([first.pk, second.pk], reason="x")
+    run_steering.stop_run(run.pk, BOB, reason="wrong rate")
+    later = requeue_run([first.pk], reason="x")
+    later.items.update(state=ItemState.FAILED, sent_at=timezone.now())
+    RequeueRun.objects.filter(pk=later.pk).update(state=RunState.FINISHED, sent=1, failed=1)
+    shown = Page(page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/"))
+    preview = page.get(shown.links["Requeue the 1 that were not sent…"], follow=True)
+
+    assert preview.context["report"].total == 1
+    assert f"Requeue run {run.pk} was stopped, 1 of these not sent." in Page(preview).text
+    assert "Now: 2 Parked . Sent later by: " in shown.text
+    assert shown.links[f"Requeue run {later.pk}"] == f"/admin/rmq_retry/requeuerun/{later.pk}/change/"
 
 
 def test_the_page_of_a_group_names_a_stopped_run_and_what_it_has_not_sent(page: Client) -> None:
@@ -476,6 +521,125 @@ def test_cards_and_the_live_status_name_a_stopped_run_with_its_reason(page: Clie
     assert f"{said}, 4 of these not sent. {why}." in live.text
     assert live.links[f"Open requeue run {run.pk}"] == f"/admin/rmq_retry/requeuerun/{run.pk}/change/"
     assert f"{said}, 1 of these not sent. {why}." in after
+
+
+def test_while_a_run_has_to_send_them_the_next_step_is_to_open_it(page: Client) -> None:
+    """A group whose messages were all in a colleague's paused run had "Requeue one" as its main button."""
+    cause = made.group()
+    one, _other = (made.message(cause) for _ in range(2))
+    run = requeue_run([one.pk], reason="x")
+    RequeueRun.objects.filter(pk=run.pk).update(state=RunState.PAUSED, wait=RunWait.GUARD, started_at=timezone.now())
+    pages = [page.get(f"/admin/rmq_retry/errorgroup/{cause.pk}/change/"), page.get(address_of(one))]
+    main = [[told for _tag, told in Page(shown).tags if "rmq-main" in told.get("class", "")] for shown in pages]
+
+    assert [[one["href"] for one in some] for some in main] == [[f"/admin/rmq_retry/requeuerun/{run.pk}/change/"]] * 2
+    assert "Requeue 2…" in Page(page.get("/admin/rmq_retry/errorgroup/")).links
+
+
+def put_on_hold(messages: list[ParkedMessage]) -> None:
+    hold(selected([one.pk for one in messages]), BOB, until=timezone.now() + timedelta(hours=1), reason="x")
+
+
+def test_a_preview_of_what_is_in_a_colleagues_paused_run_leads_to_that_run(page: Client) -> None:
+    """It promised to send all of them, and only a line above said that the run had them, too."""
+    cause = made.group()
+    run = requeue_run([made.message(cause).pk for _ in range(2)], reason="x")
+    made.message(cause)
+    RequeueRun.objects.filter(pk=run.pk).update(state=RunState.PAUSED, wait=RunWait.GUARD, started_at=timezone.now())
+    paused = previewed(page, group=cause.pk, canary=1)
+
+    assert main_of(paused) == [f"Open requeue run {run.pk}"]
+    assert "2 of them are in a paused requeue run, too: the run that comes first sends them" in Page(paused).text
+
+
+@pytest.mark.parametrize("why", ["permanent", "held", "sent"])
+def test_where_all_are_left_out_for_one_reason_the_main_button_ends_it(page: Client, why: str) -> None:
+    """The cure of a permanent error was a small tick in a row of text, and "Cancel" the only button."""
+    cause = made.group(reason="permanent" if why == "permanent" else "retries_exhausted")
+    messages = [made.message(cause) for _ in range(3)]
+    run = requeue_run([one.pk for one in messages], reason="x") if why == "sent" else None
+    if why == "held":
+        put_on_hold(messages)
+    shown = page.get(PREVIEW, {"sel": made.selected(*messages), "canary": "1"}, follow=True)
+    main = {
+        "permanent": "I fixed the cause: show what would be sent",
+        "held": "Take 3 off hold…",
+        "sent": f"Open requeue run {run.pk if run else 0}",
+    }[why]
+
+    assert "Nothing to requeue of 3 messages" in Page(shown).text
+    assert main_of(shown) == [main]
+    if why == "permanent":
+        assert main_of(press(page, shown, main)) == ["Send one now, the other 2 after it was processed"]
+    else:
+        assert opened(page, shown, main).status_code == 200
+
+
+def long_parked(count: int, **fields: Any) -> list[ParkedMessage]:
+    """Messages of one cause that has not failed for hours, so nothing but a choice asks for a test."""
+    then = timezone.now() - timedelta(hours=5)
+    cause = made.group(last_seen=then, reason=fields.get("reason", "retries_exhausted"))
+    return [made.message(cause, parked_at=then, **fields) for _ in range(count)]
+
+
+@pytest.mark.parametrize("why", ["permanent", "worker_stopped", "held"])
+def test_what_a_check_had_left_out_is_tested_with_one_message_first(page: Client, why: str) -> None:
+    """After "Requeue all" of a group and "I fixed the cause" the main button sent all of them at once."""
+    reason = {"permanent": "permanent", "worker_stopped": "worker_stopped", "held": "retries_exhausted"}[why]
+    messages = long_parked(3, reason=reason)
+    if why == "held":
+        put_on_hold(messages[:2])
+    everything = Selection.of_filter({"group": messages[0].group_id}).token()
+    shown = page.get(PREVIEW, {"sel": everything}, follow=True)
+    button = "I fixed the cause: show" if why == "permanent" else "Include anyway"
+
+    assert main_of(press(page, shown, button)) == ["Send one now, the other 2 after it was processed"]
+
+
+def test_what_shares_a_business_key_needs_no_test_to_be_sent_together(page: Client) -> None:
+    cause = long_parked(3, business_key="CUST-7")[0].group_id
+    together = press(page, previewed(page, group=cause), "Send them together")
+
+    assert main_of(together) == ["Requeue 3 messages"]
+
+
+def test_the_preview_of_one_message_tells_all_reasons_to_leave_it_out_at_once(page: Client) -> None:
+    """It told the hold, with a blue button that ends it; that a worker had perhaps done it stood on the next page."""
+    one = made.message(business_key="PAY-7", reason="worker_stopped", unconfirmed=True, version=2)
+    put_on_hold([one])
+    preview = previewed(page, message=one.pk)
+    included = press(page, preview, "Include anyway 1 is on hold")
+    reasons = ["on_hold", "unconfirmed", "worker_stopped"]
+
+    assert [finding.name for finding in preview.context["report"].findings] == reasons
+    assert all(finding.left_out for finding in preview.context["report"].findings)
+    assert [finding.name for finding in included.context["report"].findings] == reasons
+    assert main_of(preview) == []
+    assert ">Nothing to requeue: PAY-7</h1>" in preview.content.decode()
+    assert "Examples" not in Page(preview).text
+
+
+def test_the_title_of_a_preview_counts_what_was_chosen_and_what_goes(page: Client) -> None:
+    """Of 14 ticked ones it said "Requeue 12 messages" above a button "Requeue 8 messages"."""
+    cause = made.group()
+    messages = [made.message(cause, business_key=f"PAY-{number}") for number in range(4)]
+    put_on_hold(messages[:1])
+    preview = page.get(PREVIEW, {"sel": made.selected(*messages)}, follow=True)
+    less = press(page, preview, "Leave these out", **{"except": "PAY-3"})
+
+    assert ">Requeue 2 of 4 messages</h1>" in less.content.decode()
+    assert main_of(less) == ["Send one now, the other one after it was processed"]
+
+
+def test_without_a_broker_the_main_button_is_the_one_that_works(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.broker_seen(monkeypatch, away="connection refused")
+    cause = made.group()
+    for _ in range(2):
+        made.message(cause)
+
+    assert main_of(previewed(page, group=cause.pk, canary=1)) == [
+        "Send one when the broker is back, the others after it was processed"
+    ]
 
 
 def test_a_run_that_paused_itself_is_named_with_its_cause_on_card_and_group(page: Client) -> None:
@@ -554,6 +718,21 @@ def test_the_page_of_a_group_offers_to_send_one_first_only_if_one_would_be_sent(
     assert "Requeue 2…" in Page(shown).links
 
 
+def test_the_page_of_a_group_offers_to_send_one_first_only_if_one_is_no_copy(page: Client) -> None:
+    """All others are copies of a message that was processed, so a requeue would leave all of them out."""
+    cause, alike = made.group(), {"content": 7, "has_siblings": True}
+    for _ in range(2):
+        made.message(cause, **alike)
+    address = f"/admin/rmq_retry/errorgroup/{cause.pk}/change/"
+    first = Page(page.get(address)).links
+    made.message(made.group(title="other"), state=State.PROCESSED, **alike)
+    none = Page(page.get(address)).links
+    made.message(cause)
+    other = Page(page.get(address)).links
+
+    assert ["Requeue one, then the others…" in links for links in (first, none, other)] == [True, False, True]
+
+
 def test_what_a_stopped_run_has_not_sent_is_counted_up_to_a_limit(
     page: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -591,7 +770,7 @@ def test_an_internal_queue_is_refused_as_a_target(page: Client, sent: list[Messa
     preview = previewed(page, message=made.message().pk)
     started = press(page, preview, "Requeue 1 message", target=queue)
 
-    assert preview.context["targets"] == ["payments.main", "ledger.post"]
+    assert list(preview.context["targets"]) == ["payments.main", "ledger.post"]
     assert started.status_code == 422
     assert f"'{queue}' is not a declared queue." in Page(started).text
     assert sent == []

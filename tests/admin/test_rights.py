@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import product
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -13,6 +14,7 @@ from django.core.management import call_command
 from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, reverse
+from django.utils import timezone
 
 from django_rmq_retry.admin import runs
 from django_rmq_retry.models import ApprovalRequest, OperatorAction, OutboxMessage, ParkedMessage, RequeueRun, State
@@ -22,6 +24,7 @@ from django_rmq_retry.parked.edit import propose, store
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of, is_north, operating
+from tests.admin.stopped import halted
 from tests.operators.made import requeue_run
 
 pytestmark = pytest.mark.django_db
@@ -34,6 +37,7 @@ REQUEST, APPROVE = "view_approvalrequest", "approve_approvalrequest"
 RUN = "view_requeuerun"
 QUEUE, KEY, MESSAGE, AUDIT = "view_queuecontrol", "view_blockedkey", "view_parkedmessage", "view_operatoraction"
 ROW = "view_outboxmessage"
+DOUBT = {"code": "PERHAPS_TWICE", "reason": "r"}
 
 
 class Address(NamedTuple):
@@ -86,6 +90,7 @@ ADDRESSES = [
     ),
     Address("get", "requeuerun_control", "run", {"action": "stop"}, (RUN, "control_requeuerun"), OPERATE),
     Address("post", "requeuerun_control", "run", {"action": "pause"}, (RUN, "control_requeuerun"), OPERATE),
+    Address("get", "requeuerun_outcomes", "early", {"of": "failed"}, ("view_requeuerun", MESSAGE), ALL),
     Address("post", "requeuerun_send", "run", {}, ("requeue",), ACT),
     Address("post", "requeuerun_export", "run", {}, ("view_requeuerun", "export"), EXPORT),
     Address("get", "operatoraction_changelist", "", {}, (AUDIT,), ALL),
@@ -98,13 +103,18 @@ ADDRESSES = [
     Address("post", "approvalrequest_approve", "edit_request", {}, (REQUEST, APPROVE, *EDIT), {"lead"}),
     Address("post", "approvalrequest_reject", "request", {"reason": "r"}, (REQUEST, APPROVE), OPERATE),
     Address("get", "livestatus_changelist", "", {}, ("view_livestatus",), ALL),
+    Address("get", "livestatus_handled_again", "", {}, ("view_livestatus",), ALL),
+    Address("get", "livestatus_checked", "", DOUBT, ("view_livestatus", "discard"), OPERATE),
+    Address("post", "livestatus_checked", "", DOUBT, ("view_livestatus", "discard"), OPERATE),
     Address("get", "consumerprocess_changelist", "", {}, ("view_livestatus",), ALL),
     Address("get", "queuecontrol_changelist", "", {}, (QUEUE,), ALL),
+    Address("get", "queuecontrol_first", "", {"queue": "payments.main"}, (QUEUE, MESSAGE), ALL),
     Address("post", "queuecontrol_change_state", "", {"action": "pause"}, (QUEUE, "pause_queue"), OPERATE),
     Address("get", "outboxmessage_changelist", "", {}, ("view_outboxmessage",), ALL),
     Address("get", "outboxmessage_change", "row", {}, ("view_outboxmessage",), ALL),
     Address("get", "outboxmessage_discard", "row", {}, (ROW, "discard_outboxmessage"), OPERATE),
     Address("post", "outboxmessage_discard", "row", {"text": "r"}, (ROW, "discard_outboxmessage"), OPERATE),
+    Address("post", "outboxmessage_discard_several", "", {"rows": "1"}, (ROW, "discard_outboxmessage"), OPERATE),
     Address("get", "blockedkey_changelist", "", {}, (KEY,), ALL),
     Address("get", "blockedkey_unblock", "key", {}, (KEY, "unblock_blockedkey"), OPERATE),
     Address("post", "blockedkey_unblock", "key", {"first": "m1", "text": "r"}, (KEY, "unblock_blockedkey"), OPERATE),
@@ -112,8 +122,12 @@ ADDRESSES = [
     Address("post", "parkedmessage_discard", "", {"sel": "sel", "category": "test"}, ("discard",), OPERATE),
     Address("get", "parkedmessage_restore", "gone", {}, (MESSAGE, "discard"), OPERATE),
     Address("post", "parkedmessage_restore", "gone", {}, (MESSAGE, "discard"), OPERATE),
+    Address("get", "parkedmessage_restore_many", "", {"sel": "sel"}, ("discard",), OPERATE),
+    Address("post", "parkedmessage_restore_many", "", {"sel": "sel"}, ("discard",), OPERATE),
     Address("get", "parkedmessage_hold", "", {"sel": "sel"}, ("hold",), ACT),
     Address("post", "parkedmessage_hold", "", {"sel": "sel", "span": "2h"}, ("hold",), ACT),
+    Address("get", "parkedmessage_unhold_many", "", {"sel": "sel"}, ("hold",), ACT),
+    Address("post", "parkedmessage_unhold_many", "", {"sel": "sel"}, ("hold",), ACT),
     Address("get", "parkedmessage_unhold", "held", {}, (MESSAGE, "hold"), ACT),
     Address("post", "parkedmessage_unhold", "held", {}, (MESSAGE, "hold"), ACT),
     Address("get", "parkedmessage_export", "", {"sel": "sel"}, (MESSAGE, "export"), EXPORT),
@@ -135,6 +149,20 @@ ADDRESSES = [
         "post", "parkedmessage_edit_many", "", {"sel": "sel", "path": "amount", "act": "remove"}, BULK_EDIT, {"lead"}
     ),
 ]
+TICKED = {
+    ("outboxmessage", "retry", "row"): OPERATE,
+    ("outboxmessage", "discard", "row"): OPERATE,
+    ("parkedmessage", "requeue", "message"): ACT,
+    ("parkedmessage", "edit", "message"): {"lead"},
+    ("parkedmessage", "discard", "message"): OPERATE,
+    ("parkedmessage", "hold", "message"): ACT,
+    ("parkedmessage", "unhold", "held"): ACT,
+    ("parkedmessage", "restore", "gone"): OPERATE,
+    ("parkedmessage", "export", "message"): EXPORT,
+}
+"""The actions on the ticked rows of a list, each with a row, and the roles that may."""
+LISTED = {"held": {"state": State.ON_HOLD}, "gone": {"state": State.DISCARDED}}
+"""The filters of the lists on which an action on such a row is offered."""
 INHERITED = ("add", "delete", "change", "history")
 MODELS = [model for model in admin.site._registry if model._meta.app_label == "rmq_retry"]
 INPUTS = ("p", "o", "q", "e", "sel", "message", "group", "run", "ids", "state", "since", "after", "before", "id__in")
@@ -148,16 +176,20 @@ def world() -> dict[str, Any]:
     run = requeue_run([made.message(cause).pk])
     many = [made.message(cause).pk for _ in range(26)]
     edited = made.message(cause)
+    made.consumer(seconds=600)
+    made.tried_again("9f3c-7", at=timezone.now() - timedelta(minutes=1), verdict="ack")
     return {
         "message": parked.pk,
         "gone": gone.pk,
         "held": held.pk,
         "group": cause.pk,
         "run": run.pk,
+        "early": RequeueRun.objects.create(by="ann", created_at=timezone.now(), retries_of="payments.main").pk,
         "act": OperatorAction.objects.get(run=run.pk).pk,
         "sel": made.selected(parked),
         "many": Selection.of_ids(many).token(),
         "key": made.blocked_key().pk,
+        "halted": halted("payments.main").pk,
         "row": made.outgoing().pk,
         "request": made.asked(lambda actor: discard(Selection.of_ids([parked.pk]), actor, category="test")).pk,
         "edit_request": made.asked(
@@ -226,6 +258,36 @@ def test_every_address_answers_those_who_may_and_changes_nothing_for_others() ->
                 wrong.append((str(address), who, answer.status_code))
 
     assert wrong == []
+
+
+def test_an_action_on_ticked_rows_is_done_for_its_roles_only() -> None:
+    known, before, wrong = world(), state(), []
+    roles = {role: in_role(role) for role in sorted(ALL)}
+    for ((model, action, row), may), (role, client) in product(TICKED.items(), roles.items()):
+        url = reverse(f"admin:rmq_retry_{model}_changelist", query=LISTED.get(row))
+        with undone():
+            answer = client.post(url, {"action": action, "_selected_action": [known[row]]})
+            asks = "/?sel=" in answer.headers.get("Location", "") or b'id="rmq-text"' in answer.content
+            done = asks or state() != before
+        if done != (role in may):
+            wrong.append((model, action, role))
+
+    assert wrong == []
+    pages = {str(model._meta.model_name): admin.site._registry[model] for model in MODELS}
+    ours = {(model, action) for model, shown in pages.items() for action in shown.actions or ()}
+    assert ours == {(model, action) for model, action, _row in TICKED}
+
+
+def test_nothing_is_done_by_a_post_to_a_page_that_only_shows() -> None:
+    known, lead = world(), client_of(made.person("root", superuser=True))
+    lead.raise_request_exception = False
+    before = state()
+    posted = {one.name for one in ADDRESSES if one.method == "post"}
+    shown = {one.name: one for one in ADDRESSES if one.name not in posted}
+    codes = {name: one.asked_by(lead, known, method="post").status_code for name, one in shown.items()}
+
+    assert {name: code for name, code in codes.items() if code >= 500} == {}
+    assert state() == before
 
 
 def test_every_address_sends_strangers_to_the_login() -> None:

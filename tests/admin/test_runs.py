@@ -1,7 +1,7 @@
 """The page of a run: what it says of its guard, its speed, its broker and its outcome is so now."""
 
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -10,18 +10,32 @@ from django.utils import timezone
 from django.utils.translation import override
 
 from django_rmq_retry import Message
-from django_rmq_retry.models import ItemReason, ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, RunWait
+from django_rmq_retry.health.doubts import check, doubts_of
+from django_rmq_retry.models import (
+    ConsumerProcess,
+    ItemReason,
+    ItemState,
+    OperatorAction,
+    ParkedMessage,
+    QueueControl,
+    RequeueItem,
+    RequeueRun,
+    RunState,
+    RunWait,
+)
 from django_rmq_retry.parked.actions import hold
 from django_rmq_retry.parked.edit import propose
 from django_rmq_retry.parked.edit import store as store_edit
 from django_rmq_retry.parked.key_lists import list_filter, store
 from django_rmq_retry.parked.requeue import start
-from django_rmq_retry.parked.run_steering import stop_run
+from django_rmq_retry.parked.run_steering import resume_run, stop_run
 from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.wording import second
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
-from tests.operators.made import BOB, discard_messages, drive_run, pause_run, requeue_run
+from tests.commands.running import run as command
+from tests.operators.made import ANN, BOB, discard_messages, drive_run, pause_run, requeue_run
 from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.django_db
@@ -86,7 +100,9 @@ def test_a_paused_run_says_what_is_not_sent_yet_and_that_its_guard_paused_it(pag
     run = run_of(state="paused", wait=RunWait.GUARD, total=220, sent=26, skipped=154)
     by_hand = run_of(state="paused", total=220, sent=26)
 
-    assert "26 of 220 sent · 40 not sent yet" in shown(page, run)
+    assert "26 of 220 sent" in shown(page, run)
+    assert "+ ↷ 154 left out" in shown(page, run)
+    assert "+ ○ 40 not sent yet" in shown(page, run)
     assert "Paused by its guard More messages failed again than" in shown(page, run)
     assert "Paused by its guard" in Page(page.get(RUNS)).text
     assert "by its guard" not in shown(page, by_hand)
@@ -164,13 +180,13 @@ def test_a_lease_of_a_driver_that_sends_nothing_is_no_sign_of_a_broker(
         ({"processed": 3}, True),
         ({"processed": 4}, False),
         ({"processed": 3, "finished_at": timedelta(hours=2)}, False),
-        ({"processed": 3, "retries_of": "payments.main"}, False),
+        ({"processed": 3, "retries_of": "payments.main"}, True),
+        ({"processed": 4, "perhaps_twice": 1}, True),
+        ({"processed": 4, "perhaps_twice": 1, "finished_at": timedelta(minutes=4)}, False),
     ],
-    ids=["an outcome is missing", "all have one", "for too long", "nobody looks for it"],
+    ids=["an outcome is missing", "all have one", "for too long", "of waiting retries", "a doubt", "an old doubt"],
 )
-def test_a_stopped_run_updates_until_all_that_it_sent_has_an_outcome(
-    page: Client, fields: dict[str, Any], goes_on: bool
-) -> None:
+def test_a_stopped_run_updates_until_nothing_of_it_changes(page: Client, fields: dict[str, Any], goes_on: bool) -> None:
     """Its page stood at "143 waiting for outcome" for good, without a word that it no longer updates."""
     since = fields.pop("finished_at", timedelta())
     run = run_of(state=RunState.STOPPED, sent=4, finished_at=timezone.now() - since, **fields)
@@ -222,7 +238,9 @@ def test_a_run_that_nobody_sends_stands_still_and_tells_who_continues_it(
     text, listed = shown(page, run), Page(page.get(RUNS)).text
     live = Page(page.get("/admin/rmq_retry/livestatus/")).text
 
-    assert f"Nothing has been sent for 30 s. {said}" in text
+    since = f"{timezone.localtime(past):%Y-%m-%d %H:%M:%S} ( 1 min ago )"
+    assert f"Nothing has been heard of this requeue run since {since}" in text
+    assert said in text
     assert ("! No consumer is alive" in text) == said.startswith("No consumer")
     assert "‖ Standing still" in text
     assert [words for words in ("Sending", "measured", " left") if words in text.replace("left out", "")] == []
@@ -260,10 +278,12 @@ def test_the_remaining_time_uses_the_measured_rate(page: Client) -> None:
 
 
 def test_a_run_that_has_just_begun_uses_its_configured_rate(page: Client) -> None:
-    now = timezone.now()
+    began = timezone.now() - timedelta(seconds=3)
     made.consumer()
+    run = run_of(total=5066, sent=33, paced_sent=0, paced_at=began, started_at=began, beat_at=began, rate=50)
+    text = shown(page, run)
 
-    assert "1 min 41 s left" in shown(page, run_of(total=5033, paced_at=now, started_at=now, rate=50))
+    assert ("1 min 41 s left" in text, "measured" in text) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -271,6 +291,7 @@ def test_a_run_that_has_just_begun_uses_its_configured_rate(page: Client) -> Non
     [
         ({"sent": 174, "failed": 174}, "✕ 174 failed again"),
         ({"sent": 174, "failed": 3, "processed": 171}, "! 3 failed again"),
+        ({"sent": 9, "failed": 3, "processed": 6, "unconfirmed": 2}, "! 3 failed again · 2 not confirmed"),
         ({"skipped": 30}, "↷ Nothing was sent"),
         ({"sent": 4, "processed": 4, "unconfirmed": 2}, "? 2 not confirmed"),
         ({"sent": 4, "processed": 3}, "… 1 without an outcome"),
@@ -292,12 +313,50 @@ def test_messages_that_another_run_had_sent_are_not_said_to_have_changed(page: C
     wait_until(lambda: drive_run(others, for_seconds=0.5).sent == 2, what="theirs is sent")
     wait_until(lambda: drive_run(mine, for_seconds=0.5).skipped == 2, what="what was sent before is left out")
     wait_until(lambda: drive_run(mine, for_seconds=0.5).sent == 1, what="the rest is sent")
-    text = shown(page, mine)
+    answer = page.get(f"{RUNS}{mine.pk}/change/")
+    text = Page(answer).text
 
     assert len(sent) == 3
-    assert f"2 Sent before by requeue run {others.pk} of {others.by}." in text
+    assert f"2 Another requeue run had sent it. Requeue run {others.pk} by {others.by}" in text
+    assert Page(answer).links[f"Requeue run {others.pk}"] == f"{RUNS}{others.pk}/change/"
     assert "It was changed after it was chosen." not in text
     assert "3 GatewayTimeout · bank.gateway:post" in text
+
+
+def test_a_run_names_and_links_the_run_that_was_about_to_send_what_it_left_out(page: Client) -> None:
+    messages = [made.message(made.group()).pk for _ in range(2)]
+    requeue_run([made.message().pk], reason="unrelated")
+    theirs = requeue_run(messages, reason="theirs", by=BOB)
+    mine = requeue_run(messages, reason="mine")
+    drive_run(mine, for_seconds=0.5)
+    answer = page.get(f"{RUNS}{mine.pk}/change/")
+
+    assert f"2 Another requeue run was about to send it. Requeue run {theirs.pk} by {theirs.by}" in Page(answer).text
+    assert Page(answer).links[f"Requeue run {theirs.pk}"] == f"{RUNS}{theirs.pk}/change/"
+
+
+def test_the_sum_of_a_stopped_run_says_not_sent_as_its_button_does(page: Client) -> None:
+    run = requeue_run([made.message(made.group()).pk for _ in range(2)], reason="x")
+    stop_run(run.pk, ANN, reason="wrong rate")
+    text = shown(page, run)
+
+    listed = Page(page.get(RUNS)).text
+    assert "2 messages = ✓ 0 processed + ✕ 0 failed again + ○ 2 not sent Show" in text
+    assert "left out" not in text.lower()
+    assert ("2 not sent" in listed, "left out" in listed) == (True, False)
+
+
+def test_a_run_that_stands_still_without_a_consumer_has_no_main_button_and_no_speed(page: Client) -> None:
+    """Its main button filled a queue that nobody read."""
+    past = timezone.now() - timedelta(minutes=1)
+    run = run_of(sent=4, started_at=past, beat_at=past, created_at=past)
+    alone = page.get(f"{RUNS}{run.pk}/change/").content.decode()
+    made.consumer()
+    served = page.get(f"{RUNS}{run.pk}/change/").content.decode()
+
+    assert ("rmq-main" in alone, "rmq-main" in served) == (False, True)
+    assert re.findall("Slow to|Speed up to", alone + served) == []
+    assert "Pause" in alone
 
 
 def test_a_run_that_sent_one_first_says_when_that_one_was_processed(page: Client) -> None:
@@ -314,6 +373,100 @@ def test_a_run_that_sent_one_first_says_when_that_one_was_processed(page: Client
     assert "before the others were sent." in over
     assert "the others follow" not in over
     assert f"The first one was processed at {timezone.localtime(at):%Y-%m-%d %H:%M:%S} ; the others follow." in after
+
+
+def test_a_test_that_was_processed_late_is_the_reason_to_resume(page: Client) -> None:
+    """It said that the test had no outcome, and below that it had been processed before the others were sent."""
+    run = run_of(state=RunState.PAUSED, canary=True, wait=RunWait.CANARY_SILENT, started_at=timezone.now(), sent=1)
+    at = timezone.now() - timedelta(minutes=3)
+    item = RequeueItem.objects.create(run=run, message=made.message(), place=1, revision=1, state="sent", sent_at=at)
+    silent = page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/")
+    RequeueItem.objects.filter(pk=item.pk).update(state="processed", ended_at=at)
+    updated(run, processed=1)
+    late = page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/")
+    told = f"The test message was processed at {second(at)}, after the requeue run had paused: resume it."
+
+    assert "The test message has no outcome after a minute." in Page(silent).text
+    assert "Resume without a test…" in Page(silent).links
+    assert told in Page(late).text
+    assert told in Page(page.get("/admin/rmq_retry/requeuerun/")).text
+    assert "no outcome after a minute" not in Page(late).text
+    assert "The first one was processed" not in Page(late).text
+    assert "Resume…" in Page(late).links
+    assert "Send one again" not in Page(late).text
+
+
+def test_a_run_whose_test_is_out_tells_no_rate_and_no_end(page: Client) -> None:
+    run = run_of(canary=True, wait=RunWait.CANARY_WAITS, started_at=timezone.now(), sent=1, total=296)
+    text = shown(page, run)
+
+    assert "1 of 296 sent" in text
+    assert "1 of 296 sent · " not in text
+
+
+def test_a_run_that_sent_one_first_only_after_a_pause_does_not_say_that_it_began_so(page: Client) -> None:
+    """It was slow, so that its first message was processed before it sent the next one; nobody had waited for that."""
+    began = timezone.now() - timedelta(minutes=9)
+    pause = {"at": began.isoformat(), "failed": 3, "ended": 5}
+    counts = {"total": 60, "sent": 30, "processed": 11, "failed": 3, "started_at": began}
+    run = run_of(state="paused", wait=RunWait.GUARD, guard_pauses=[pause], **counts)
+    for place in (1, 2, 3):
+        item = {"run": run, "message": made.message(), "place": place, "revision": 1, "state": "processed"}
+        sent = began + timedelta(seconds=place)
+        RequeueItem.objects.create(**item, sent_at=sent, ended_at=sent + timedelta(seconds=0.1))
+    resumed = resume_run(run.pk, ANN, canary=True)
+    waits = resumed.awaits_canary
+    text = shown(page, updated(resumed, canary_since=None, guard_pauses=resumed.with_guard_test(timezone.now())))
+
+    assert waits
+    assert "The first one was processed" not in text
+    assert "then one was sent alone and processed" in text
+
+
+def test_a_run_that_its_guard_paused_says_when_and_that_nothing_follows(page: Client) -> None:
+    """It said "the others follow", and after the resume only "0 % failed again, counted since it was resumed"."""
+    at = timezone.now() - timedelta(minutes=3)
+    pause = {"at": at.isoformat(), "failed": 3, "ended": 14}
+    tested = {**pause, "tested": (at + timedelta(minutes=1)).isoformat()}
+    made_as = {"canary": True, "total": 60, "sent": 30, "processed": 11, "failed": 3, "stop_at": 20, "started_at": at}
+    run = run_of(state="paused", wait=RunWait.GUARD, guard_pauses=[pause], **made_as)
+    item = {"run": run, "message": made.message(), "place": 1, "revision": 1, "state": "processed"}
+    RequeueItem.objects.create(**item, ended_at=at, sent_at=at)
+    paused = shown(page, run)
+    going = shown(page, updated(run, state="running", wait="", guard_pauses=[tested], spared_failed=3))
+    counts = {"sent": 60, "processed": 41, "failed": 19}
+    ended = shown(page, updated(run, state="finished", finished_at=timezone.now(), **counts))
+    when, then = (f"{timezone.localtime(one):%Y-%m-%d %H:%M:%S}" for one in (at, at + timedelta(minutes=1)))
+
+    assert ("the others follow" in paused, "the others follow." in going) == (False, True)
+    assert f"Paused by its guard {when} · 3 of 14 failed again" in paused
+    assert f"3 of 14 failed again · then one was sent alone and processed; the others followed at {then}" in ended
+    assert ("counted since" in going, "counted since" in ended, "guard: pauses" in ended) == (True, False, False)
+
+
+def test_a_run_that_waits_for_outcomes_names_the_paused_queue_in_which_they_wait(page: Client) -> None:
+    """The preview knew it; the page stood at "31 waiting for outcome" without a reason."""
+    run = run_of(state="waiting", sent=9, total=9, started_at=timezone.now())
+    for place, queue in enumerate(["payments.refund", "payments.charge"], start=1):
+        item = {"run": run, "message": made.message(queue=queue), "place": place, "revision": 1}
+        RequeueItem.objects.create(**item, state="sent", sent_at=timezone.now())
+    QueueControl.objects.create(queue="payments.refund", paused=True, by="bob", reason="INC-553", since=timezone.now())
+    text = shown(page, run)
+
+    assert "payments.refund: paused by bob: what was sent there waits" in text
+    assert "payments.charge:" not in text
+    assert "what was sent there waits" not in shown(page, updated(run, processed=9))
+
+
+def test_a_run_that_has_sent_all_says_not_that_its_page_sends(page: Client) -> None:
+    run = run_of(state="waiting", sent=1, total=1, started_at=timezone.now())
+    item = {"run": run, "message": made.message(), "place": 1, "revision": 1, "state": "sent"}
+    RequeueItem.objects.create(**item, sent_at=timezone.now())
+    sent = Page(page.post(f"{RUNS}{run.pk}/send/?fragment=1")).text
+
+    for text in (sent, shown(page, run)):
+        assert "No consumer is alive: what was sent waits in its queue." in text
+        assert ("This page sends" in text, "send from this page" in text) == (False, False)
 
 
 def test_the_bar_of_a_run_that_left_some_out_is_full_when_it_has_ended(page: Client) -> None:
@@ -333,15 +486,24 @@ def test_the_list_of_runs_says_why_a_run_stands(page: Client) -> None:
 
 
 def test_the_list_of_runs_says_what_was_handled_twice_and_a_page_no_zero(page: Client) -> None:
-    run = run_of(state="finished", sent=30, processed=30, handled_twice=20)
+    run = run_of(state="finished", total=30, sent=30, processed=30, handled_twice=20)
     plain = run_of(state="finished", sent=30, processed=30, unconfirmed=2)
     listed = Page(page.get(RUNS)).text
 
-    assert "Processed 30 · at least 20 twice" in listed
+    assert "30 processed · at least 20 twice" in listed
     assert ("! Finished" in listed, "✓ Finished" in listed) == (True, False)
     assert listed.count("0 twice") == 1
     assert "not confirmed" not in shown(page, run)
     assert "2 not confirmed" in shown(page, plain)
+
+
+def test_the_list_of_runs_says_what_was_perhaps_handled_twice(page: Client) -> None:
+    """Two of 46 were paid twice, and the run was a green "Finished"."""
+    run_of(state="finished", total=400, sent=400, processed=400, perhaps_twice=46)
+    listed = Page(page.get(RUNS)).text
+
+    assert "400 processed · 46 perhaps twice" in listed
+    assert "! Finished" in listed
 
 
 def test_the_page_counts_messages_that_were_handled_twice_and_leads_to_them(page: Client) -> None:
@@ -361,6 +523,132 @@ def test_the_page_counts_messages_that_were_handled_twice_and_leads_to_them(page
     assert ("PAY-2" in listed, "PAY-1" in listed) == (True, False)
 
 
+def test_a_screen_reader_hears_all_parts_of_a_run(page: Client) -> None:
+    """It heard "6 processed, 1 failed again, 0 left out" of ten, and nothing of the others."""
+    counts = {"total": 10, "sent": 8, "processed": 6, "failed": 1, "unconfirmed": 2}
+    text = shown(page, run_of(state=RunState.FINISHED, **counts))
+
+    assert "6 processed, 1 failed again, 1 without an outcome, 2 not confirmed." in text
+
+
+def test_the_page_counts_messages_whose_first_consumer_was_killed_and_leads_to_them(page: Client) -> None:
+    """One was paid at 17:33:07 by a worker that was killed, and again at 17:34:28: "Finished, 120 processed"."""
+    cause = made.group()
+    doubt, once = made.message(cause, business_key="PAY-2"), made.message(cause, business_key="PAY-1")
+    run = run_of(sent=2, processed=2, perhaps_twice=1)
+    for place, message in enumerate((doubt, once)):
+        facts = {"handled": 1, "redelivered": message is doubt}
+        RequeueItem.objects.create(run=run, message=message, place=place, revision=1, **facts)
+    seen = Page(page.get(f"{RUNS}{run.pk}/change/"))
+    listed = Page(page.get(seen.links["Show Perhaps handled twice"])).text
+
+    assert "1 perhaps handled twice" in seen.text
+    assert ("PAY-2" in listed, "PAY-1" in listed) == (True, False)
+
+
+def test_of_what_was_perhaps_handled_twice_that_comes_first_which_a_consumer_had_begun(page: Client) -> None:
+    """Of 12 two were paid twice, and the list behind the number had twelve green rows."""
+    cause, at = made.group(), timezone.now() - timedelta(minutes=5)
+    two = [made.message(cause, business_key=key, state="processed") for key in ("PAY-1", "PAY-2")]
+    run = run_of(sent=2, processed=2, perhaps_twice=2, started_at=at, created_at=at)
+    for place, message in enumerate(two):
+        facts = {"handled": 1, "redelivered": True, "state": ItemState.PROCESSED, "cycle": 2, "sent_at": at}
+        RequeueItem.objects.create(run=run, message=message, place=place, revision=1, **facts)
+        made.attempt(message, 1, cycle=2, verdict="ack", redelivered=True, at=at + timedelta(minutes=2))
+    had = [made.in_flight(message_id=one.message_id, seconds=100) for one in two]
+    lost = made.consumer(seconds=90, in_flight=had[1:])
+    # It has handled this one to the end, and was lost a second later.
+    made.consumer(seconds=90, in_flight=had[:1], pid=812)
+    seen = Page(page.get(f"{RUNS}{run.pk}/change/"))
+    listed = Page(page.get(seen.links["Show Perhaps handled twice"]))
+
+    assert "1 of them was in a handler when its consumer was heard of last: check it first." in seen.text
+    assert listed.text.count("! Perhaps handled twice") == 2
+    assert listed.text.count("by worker-3:812, delivered before to a consumer that did not acknowledge it") == 2
+    assert listed.text.count(f"{lost} had begun it at") == 1
+    assert keys_on(page, listed.links["Show in the list of messages"]) == {"PAY-1", "PAY-2"}
+
+
+def paid_in_a_crash_loop() -> tuple[RequeueRun, list[ConsumerProcess]]:
+    """A run of one message that two consumers had begun before they were killed, and a third one has handled."""
+    at = timezone.now() - timedelta(minutes=5)
+    message = made.message(business_key="PAY-1", state="processed", cycle=2)
+    run = run_of(total=1, sent=1, processed=1, perhaps_twice=1, started_at=at, created_at=at)
+    facts = {"handled": 1, "redelivered": True, "state": ItemState.PROCESSED, "cycle": 2, "sent_at": at}
+    RequeueItem.objects.create(run=run, message=message, place=0, revision=1, **facts)
+    made.attempt(message, 1, cycle=2, verdict="ack", redelivered=True, at=at + timedelta(minutes=4))
+    lost = [
+        made.consumer(
+            seconds=90 + ago, pid=ago, in_flight=[made.in_flight(message_id=message.message_id, seconds=100 + ago)]
+        )
+        for ago in (3, 6)
+    ]
+    return run, lost[::-1]
+
+
+def test_each_consumer_that_had_begun_a_message_before_it_was_lost_is_named(page: Client) -> None:
+    """One was paid three times, and the list named two: whoever gave one payment back left one too many."""
+    run, lost = paid_in_a_crash_loop()
+    seen = Page(page.get(f"{RUNS}{run.pk}/change/"))
+    listed = Page(page.get(seen.links["Show Perhaps handled twice"])).text
+
+    assert "! Perhaps handled 3 times" in listed
+    times = [one.in_flight[0]["since"] for one in lost]
+    named = [
+        f"{one} had begun it at {second(datetime.fromisoformat(at))}." for one, at in zip(lost, times, strict=True)
+    ]
+    assert " ".join(named) in listed
+
+
+def test_a_run_in_which_a_consumer_died_does_not_say_that_its_doubt_may_be_taken_back(page: Client) -> None:
+    """It said "If no consumer died, this is taken back" beside the count of what the dead one had begun."""
+    run, _lost = paid_in_a_crash_loop()
+    made.consumer(pid=9)
+    taken_back = "If no consumer died, this is taken back two minutes after the end."
+    died = shown(page, run)
+    ConsumerProcess.objects.exclude(pid=9).delete()
+    lived = shown(page, run)
+
+    assert (taken_back in died, taken_back in lived) == (False, True)
+
+
+def test_what_somebody_has_checked_is_not_to_be_checked_first_any_more(page: Client) -> None:
+    run, _lost = paid_in_a_crash_loop()
+    updated(run, state=RunState.FINISHED, finished_at=timezone.now())
+    bold = "<strong>1 of them was in a handler when its consumer was heard of last: check it first.</strong>"
+    before = page.get(f"{RUNS}{run.pk}/change/").content.decode()
+    check(doubts_of("RUN_PERHAPS_TWICE")[str(run.pk)], ANN, reason="INC-7")
+    after = page.get(f"{RUNS}{run.pk}/change/").content.decode()
+
+    assert (bold in before, bold in after) == (True, False)
+    assert "1 of them was in a handler" in after
+
+
+def test_a_message_whose_worker_died_is_looked_at_before_it_is_requeued(page: Client) -> None:
+    """It was paid eight times, was listed without an error, and the one bright button was to requeue it."""
+    run = run_of(state=RunState.FINISHED, total=3, sent=3, failed=3, perhaps_twice=1)
+    known = [
+        ("PAY-1", "GatewayDown", "permanent"),
+        ("PAY-2", "GatewayDown", "permanent"),
+        ("PAY-3", "", "worker_stopped"),
+    ]
+    for place, (key, error, reason) in enumerate(known):
+        message = made.message(business_key=key, error=error, reason=reason)
+        facts = {"state": ItemState.FAILED, "redelivered": not error}
+        RequeueItem.objects.create(run=run, message=message, place=place, revision=1, **facts)
+    opened = page.get(f"{RUNS}{run.pk}/change/")
+    seen = Page(opened)
+    look = "Look at the 1 that may have been handled…"
+
+    assert [one.label for one in opened.context["buttons"] if one.kind == "main"] == [look]
+    assert "Requeue the 2 that failed again…" in seen.links
+    assert keys_on(page, seen.links[look]) == {"PAY-3"}
+    assert "1 of them is parked: find out where it takes effect whether it was handled" in seen.text
+    assert "2 GatewayDown" in seen.text
+    assert "1 worker died" in seen.text
+    assert "PAY-3" in Page(page.get(seen.links["Show Perhaps handled twice"])).text
+
+
 def test_the_page_names_who_stopped_a_run(page: Client) -> None:
     run = run_of()
     stop_run(run.pk, BOB, reason="wrong ones")
@@ -377,8 +665,9 @@ def test_the_page_counts_what_was_left_out_by_keys_and_names_keys_that_matched_n
     text = shown(page, start(chosen, BOB, reason="INC-553"))
     listed_page = Page(page.get(RUNS)).text
 
-    assert "2 left out by 3 keys" in text
-    assert "↷ 2 left out" in text
+    assert "2 more left out by 3 keys" in text
+    assert "3 messages = ✓ 0 processed + ✕ 0 failed again + ○ 3 not sent yet" in text
+    assert "3 not sent yet · 2 more left out by their keys" in listed_page
     assert "1 key matches no parked message: PAY-X" in text
     assert "INC-553" in listed_page
     assert "3 GatewayTimeout · bank.gateway:post" in listed_page
@@ -482,7 +771,7 @@ def test_the_page_of_an_ended_run_says_when_by_whom_and_why(page: Client) -> Non
     assert f"Started {started:%Y-%m-%d %H:%M:%S} · by ann, approved by bob" in text
     assert f"Ended {ended:%Y-%m-%d %H:%M:%S} · took 1 h" in text
     assert "Reason INC-553" in text
-    assert ("1 without an outcome" in text, "waiting for outcome" in text) == (True, False)
+    assert ("1 without an outcome" in text, "1 waiting for outcome" in text) == (True, False)
 
 
 def test_the_page_of_a_run_says_where_its_failures_are_now_and_requeues_those_still_parked(page: Client) -> None:
@@ -493,10 +782,31 @@ def test_the_page_of_a_run_says_where_its_failures_are_now_and_requeues_those_st
     discard_messages(ParkedMessage.objects.filter(state="parked").values_list("pk", flat=True))
     later = shown(page, run)
 
-    assert "Now: 2 Parked · 1 Processed" in seen.text
+    assert "Now: 2 Parked · 1 Processed . Next automatic attempt: none. An operator decides." in seen.text
     assert "Requeue 2 messages" in Page(preview).text
     assert "Now: 1 Processed · 2 Discarded" in later
+    assert "An operator decides" not in later
     assert "that failed again…" not in later
+
+
+@pytest.mark.database
+def test_the_page_of_a_run_says_what_to_do_about_messages_that_were_not_confirmed(page: Client) -> None:
+    """It ended "2 not confirmed", and that was all."""
+    run = run_of(state=RunState.FINISHED, unconfirmed=3, total=3, finished_at=timezone.now())
+    for place, state in enumerate(("parked", "parked", "processed")):
+        message = made.message(business_key=f"PAY-{place}", state=state, unconfirmed=state == "parked")
+        unsure = ItemState.UNCONFIRMED
+        RequeueItem.objects.create(run=run, message=message, place=place, revision=1, state=unsure)
+    opened = page.get(f"{RUNS}{run.pk}/change/")
+    seen = Page(opened)
+    check = "Check the 2 that were not confirmed…"
+
+    assert "a copy of each may have been delivered" in seen.text
+    assert "Now: 2 Parked · 1 Processed" in seen.text
+    assert check in [one.label for one in opened.context["buttons"] if one.kind == "main"]
+    assert keys_on(page, seen.links[check]) == {"PAY-0", "PAY-1"}
+    discard_messages(ParkedMessage.objects.filter(state="parked").values_list("pk", flat=True))
+    assert "that were not confirmed…" not in shown(page, run)
 
 
 @pytest.mark.database
@@ -507,12 +817,12 @@ def test_the_page_of_a_run_leads_to_the_messages_of_each_outcome(page: Client) -
     listed = Page(page.get(links[late])).text
 
     shows = [said for said in links if said.startswith("Show ") and "#" not in links[said]]
-    assert {said: keys_on(page, links[said]) for said in ["Parked", *shows]} == {
+    assert {said: keys_on(page, links[said]) for said in ["Parked", "Check the 1 without an outcome…", *shows]} == {
         "Parked": {"PAY-1", "PAY-2"},
         "Show Failed again": {"PAY-1", "PAY-2", "PAY-3"},
         "Show GatewayDown": {"PAY-1", "PAY-2"},
         "Show NoFunds": {"PAY-3"},
-        "Show Waiting for outcome": {"PAY-5"},
+        "Check the 1 without an outcome…": {"PAY-5"},
         late: {"PAY-4"},
     }
     assert f"Left out of requeue run: {run.pk} · {ItemReason.LATE.label}" in listed
@@ -564,7 +874,7 @@ def test_a_run_of_a_preview_that_had_shrunk_names_who_took_which_message_out(pag
     assert "2 of 4 sent" in whole.text
     assert "2 left out" in whole.text
     assert re.search(r"1 It is no longer open.* PAY-0 Discarded \S+ by bob \(Duplicate\)", whole.text)
-    assert re.search(r"1 It is on hold\. .*PAY-1 On hold until \S+, by bob: bank asks to wait", whole.text)
+    assert re.search(r"1 It is on hold\. .*PAY-1 On hold until [^,]+, by bob: bank asks to wait", whole.text)
     assert whole.links["PAY-0"] == f"/admin/rmq_retry/parkedmessage/{some[0].pk}/change/"
     assert answer.content.decode().count("…</p>") == 0
 
@@ -578,3 +888,134 @@ def test_a_run_names_who_edited_a_message_that_it_left_out(page: Client, setting
     drive_run(run)
 
     assert re.search(r"1 It was changed after it was chosen\. .*PAY-0 Edit by bob, ", shown(page, run))
+
+
+def test_a_run_says_how_many_it_has_sent_as_edited(page: Client, settings: Any) -> None:
+    operating(settings, EDITABLE={"*": True})
+    cause = made.group()
+    some = [made.message(cause, business_key=f"PAY-{number}") for number in range(3)]
+    for one in some[:2]:
+        store_edit(one.pk, BOB, propose(one, text='{"amount": 1}'), version=1, reason="amount")
+    run = drive_run(requeue_run([one.pk for one in some]))
+
+    assert "2 sent as edited" in shown(page, run)
+    assert "sent as edited" not in shown(page, run_of())
+    assert "2 sent as edited" in command("rmq_parked", "requeue-run", str(run.pk)).out
+
+
+@pytest.mark.parametrize(("away", "said"), [(400, True), (5, False)])
+def test_a_run_that_waits_for_outcomes_names_dead_consumers_of_its_queues(page: Client, away: int, said: bool) -> None:
+    """Its consumers died again and again, and it said "waiting for outcomes" for a minute."""
+    at = timezone.now() - timedelta(minutes=12)
+    made.consumer(seconds=away, in_flight=[made.in_flight()])
+    made.consumer(queues=["mail"])
+    run = run_of(state=RunState.WAITING, sent=9, total=9, processed=8, started_at=at, beat_at=timezone.now())
+    RequeueItem.objects.create(run=run, message=made.message(), place=1, revision=1, state="sent", sent_at=at)
+    seen = Page(page.get(f"{RUNS}{run.pk}/change/"))
+
+    assert ("consumer without a heartbeat" in seen.text) is said
+
+
+def test_a_run_tells_of_dead_consumers_only_what_is_about_its_queues(page: Client) -> None:
+    """Its worker read another queue, too, whose messages it had in flight as it died."""
+    at = timezone.now() - timedelta(minutes=20)
+    beat = at
+    for place in range(3):
+        held = [made.in_flight(key=f"MAIL-{place}", message_id=f"m-{place}", queue="mail")]
+        more: dict[str, Any] = {"queues": ["payments.main", "mail"], "in_flight": held}
+        started = beat + timedelta(seconds=9)
+        beat = made.consumer(host=f"h{place}", seconds=900 - 300 * place, started_at=started, **more).beat_at
+    # One for each queue has taken over from the last: only both together read what it did.
+    made.consumer(host="next", started_at=beat + timedelta(seconds=9))
+    made.consumer(host="mailer", started_at=beat + timedelta(seconds=9), queues=["mail"])
+    run = run_of(state=RunState.WAITING, sent=9, total=9, processed=8, started_at=at, beat_at=timezone.now())
+    RequeueItem.objects.create(run=run, message=made.message(), place=1, revision=1, state="sent", sent_at=at)
+    text = Page(page.get(f"{RUNS}{run.pk}/change/")).text
+
+    assert "Consumers of payments.main die again and again: 3 within 10 min" in text
+    assert "None had reported a message of these queues in flight" in text
+    assert "different messages in flight" not in text
+
+
+@pytest.mark.parametrize(("failed", "said"), [(5, True), (1, False)])
+def test_a_run_that_had_sent_all_before_its_guard_could_act_leads_to_the_queue(
+    page: Client, failed: int, said: bool
+) -> None:
+    """Of 80 all were sent in 6 s, and the first failed after 54 s: "100 % failed again", and no button was left."""
+    made.consumer()
+    at = timezone.now()
+    counts = {"sent": 80, "total": 80, "failed": failed, "processed": 5 - failed, "stop_at": 20}
+    run = run_of(state=RunState.WAITING, started_at=at, beat_at=at, **counts)
+    RequeueItem.objects.create(run=run, message=made.message(), place=1, revision=1, state="sent", sent_at=at)
+    seen = Page(page.get(f"{RUNS}{run.pk}/change/"))
+
+    assert ("but all were sent by then" in seen.text) is said
+    assert (seen.links.get("payments.main") == "/admin/rmq_retry/queuecontrol/?q=payments.main") is said
+
+
+def test_a_run_leads_to_its_messages_without_an_outcome_and_each_can_be_discarded(page: Client) -> None:
+    """They stayed requeued for good, and no page had a button for them."""
+    ago = timezone.now() - timedelta(hours=3)
+    run = run_of(state=RunState.FINISHED, wait=RunWait.NO_OUTCOME, sent=2, total=2, started_at=ago, finished_at=ago)
+    times = ago, timezone.now()
+    lost, late = (made.message(state="requeued", requeued_at=at, business_key=f"P-{at:%H}") for at in times)
+    for place, message in enumerate((lost, late)):
+        RequeueItem.objects.create(run=run, message=message, place=place, revision=1, state="sent", sent_at=ago)
+    seen = Page(page.get(f"{RUNS}{run.pk}/change/"))
+    listed = keys_on(page, seen.links["Check the 2 without an outcome…"])
+    buttons = [Page(page.get(f"/admin/rmq_retry/parkedmessage/{one.pk}/change/")).links for one in (lost, late)]
+    asked = Page(page.get(buttons[0]["Discard…"], follow=True))
+    form, values = asked.form_with("Discard")
+    page.post(form.action or "/admin/rmq_retry/parkedmessage/discard/", values | {"category": "handled elsewhere"})
+
+    assert "The queue may have been purged, or another program took them" in seen.text
+    assert listed == {lost.business_key, late.business_key}
+    assert "Discard…" not in buttons[1]
+    assert "1 of these was requeued and has no outcome. A discard does not take its copy away" in asked.text
+    assert [ParkedMessage.objects.get(pk=one.pk).state for one in (lost, late)] == ["discarded", "requeued"]
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [RunWait.QUEUE_DEEP, RunWait.KEYS_WAIT, RunWait.CANARY_WAITS, RunWait.QUEUE_FULL, RunWait.OUTCOMES_WAIT],
+)
+def test_a_run_that_sends_nothing_now_is_not_green_and_says_why(page: Client, wait: RunWait) -> None:
+    """ "● Sending, 20 per second" stood beside "The queue holds more messages than the limit of the requeue run"."""
+    made.consumer()
+    now = timezone.now()
+    run = run_of(sent=4, wait=wait, canary=wait == RunWait.CANARY_WAITS, started_at=now, beat_at=now)
+    text, listed = shown(page, run), Page(page.get(RUNS)).text
+
+    for place in (text, listed):
+        assert f"◔ Sends nothing now {wait.label}" in place
+        assert ("● Sending" in place, "per second ·" in place) == (False, False)
+
+
+@pytest.mark.parametrize("wait", [RunWait.OUTCOMES_WAIT, RunWait.NO_CONSUMER])
+def test_the_rest_of_a_run_that_waits_for_its_first_outcomes_can_be_sent(page: Client, wait: RunWait) -> None:
+    run = run_of(state=RunState.RUNNING, wait=wait, sent=20, total=100, rate=20, stop_at=20)
+    RequeueItem.objects.create(run=run, message=made.message(), place=1, revision=1)
+    address = f"{RUNS}{run.pk}/control/?action=resume"
+    buttons, asked = shown(page, run), Page(page.get(address)).text
+    page.post(address, {"action": "resume", "reason": "the bank answers late"})
+    run.refresh_from_db()
+    action = OperatorAction.objects.get(run=run.pk)
+
+    assert "Send the rest without waiting…" in buttons
+    assert "80 messages are sent, at 20 per second. Nothing shows yet that the cause is gone: The rest waits" in asked
+    assert (run.state, run.wait, run.room_before_outcomes) == (RunState.RUNNING, "", None)
+    assert (action.action, action.reason, action.actor_name) == ("resume", "the bank answers late", "lead")
+    assert "without waiting…" not in shown(page, run)
+
+
+def test_a_run_that_waits_for_outcomes_says_since_when_and_what_a_missing_one_means(page: Client) -> None:
+    """It waited for a message whose worker had died after the payment, without a word of that."""
+    made.consumer()
+    at = timezone.now() - timedelta(minutes=12)
+    run = run_of(state=RunState.WAITING, sent=9, total=9, processed=8, started_at=at, beat_at=timezone.now())
+    RequeueItem.objects.create(run=run, message=made.message(), place=1, revision=1, state="sent", sent_at=at)
+    text = shown(page, run)
+
+    assert f"The last one was sent at {timezone.localtime(at):%Y-%m-%d %H:%M:%S} ( 12 min ago )." in text
+    assert "may have been handled: its worker may have died before it could say so" in text
+    assert "per second" not in text

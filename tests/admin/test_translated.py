@@ -20,7 +20,9 @@ from django_rmq_retry.messages import Reason
 from django_rmq_retry.models import (
     Action,
     ApprovalRequest,
+    Attempt,
     BlockedKey,
+    EarlyRetry,
     ItemReason,
     ItemState,
     OperatorAction,
@@ -42,7 +44,7 @@ from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of, operating
-from tests.admin.stopped import blocked, outgoing, trip
+from tests.admin.stopped import blocked, halted, outgoing, trip
 from tests.operators.made import ANN, logged
 from tests.tooling import pseudo
 from tests.tooling.brokers import broker_away
@@ -63,9 +65,33 @@ SPOKEN = {
 QUOTED = {"code", "kbd", "pre", "script", "style", "textarea"}
 DATA = (
     *("GatewayTimeout", "bank.gateway:post", "no answer within 30 s", "payments.main", "payment.transfer", "payments"),
+    *("ledger.post", "tests.admin.conftest.sent.<locals>.transfer"),
     *("payments.main.parked", "payments.main.quarantine", "bank/gateway.py:17", "payments/handlers.py:41", "transfer"),
-    *("Gave up after 5 attempts.", "lead", "ann", "INC-553", "worker-3", "a1b2c3", "PAY-1", "REC-1", "said so"),
-    *("x-death", "tenant", "north", "iban", "token", "headers.token", "application/json", "str", "UTC", "SHA-256"),
+    *(
+        "Gave up after 5 attempts.",
+        "lead",
+        "ann",
+        "INC-553",
+        "worker-3",
+        "worker-4",
+        "a1b2c3",
+        "PAY-1",
+        "REC-1",
+        "said so",
+    ),
+    *(
+        "x-death",
+        "tenant",
+        "north",
+        "iban",
+        "token",
+        "headers.token",
+        "application/json",
+        "str",
+        "UTC",
+        *("JST", "WAT", "MST"),
+        "SHA-256",
+    ),
     *("message_id", "content_type", "delivery_mode", "admin", "cli", "code", "manage.py rmq_declare", "handlers.py"),
 )
 """Values from outside, and names for machines."""
@@ -287,15 +313,21 @@ def world() -> dict[str, dict[str, Any]]:
     made.consumer(stopping=True)
     made.consumer(seconds=90)
     made.consumer(seconds=90, in_flight=flying)
+    made.tried_again("9f3c-7", at=timezone.now() - timedelta(minutes=1), verdict="ack")
     pause_queue(QUEUE, ANN, reason="INC-553", until=timezone.now() + timedelta(hours=1))
+    halted("ledger.post")
+    QueueControl.objects.filter(queue="ledger.post").update(halted_seen_at=timezone.now() + timedelta(hours=1))
     other = made.message()
     made.asked(lambda actor: discard(Selection.of_ids([other.pk]), actor, category="duplicate"), ANN)
     chosen = {"message": one.pk}
-    acts = {f"rmq_retry_parkedmessage_{act}": chosen for act in ("discard", "hold", "export", "edit_many")}
+    asking = ("discard", "hold", "unhold_many", "restore_many", "export", "edit_many")
+    acts = {f"rmq_retry_parkedmessage_{act}": chosen for act in asking}
     since = {"since": one.parked_at - timedelta(hours=1), "after": 0}
     runs: dict[str, dict[str, Any]] = {
         "rmq_retry_requeuerun_preview": chosen,
         "rmq_retry_requeuerun_waiting": {"queue": QUEUE},
+        "rmq_retry_queuecontrol_first": {"queue": "ledger.post"},
+        "rmq_retry_livestatus_checked": {"code": "PERHAPS_TWICE"},
     }
     return {**acts, **runs, "rmq_retry_parkedmessage_newer": since}
 
@@ -304,8 +336,8 @@ IN_STATE = {"rmq_retry_parkedmessage_restore": State.DISCARDED, "rmq_retry_parke
 """The state of the message for the pages that are about messages in one state."""
 
 
-REFUSED = {"rmq_retry_approvalrequest_reject": 422}
-"""What the world no longer allows: its request was approved just before."""
+REFUSED = {"rmq_retry_approvalrequest_reject": 422, "rmq_retry_outboxmessage_discard_several": 422}
+"""What the world no longer allows: its request was approved just before; and what is asked without a selection."""
 
 
 def answered(client: Client, name: str, asked: dict[str, Any]) -> Any:
@@ -342,11 +374,22 @@ def test_the_page_of_waiting_retries_and_its_run_are_translated(page: Client, mo
     monkeypatch.setattr(early_form, "_ask_broker", lambda _wish: (waits, "", ""))
     address = f"{RUNS}waiting/?queue={QUEUE}"
     found = {"asked": page.get(address), "refused": page.post(address, {"queue": QUEUE, "start": "now"})}
-    form = {"queue": QUEUE, "start": "now", "reason": "INC-553", "typed": "1101"}
+    seen = found["asked"].context["form"].mark
+    form = {"queue": QUEUE, "start": "now", "reason": "INC-553", "typed": "1101", "seen": seen}
     found["run"] = page.post(address, form, follow=True)
-    RequeueRun.objects.update(state="finished", sent=9, failed=1, skipped=2)
+    RequeueRun.objects.update(state="finished", sent=9, failed=1, skipped=2, perhaps_twice=1)
+    run = RequeueRun.objects.get()
+    for number, (error, next_at) in enumerate((("A", due), ("A", due), ("B", None))):
+        values = {"identity": f"message:{number}", "error": error, "sent_at": due, "redelivered": True, "handled": 1}
+        EarlyRetry.objects.create(run=run, state=ItemState.FAILED, **values)
+        made.tried_again(str(number), at=due, verdict="ack" if next_at is None else "retry")
+        Attempt.objects.filter(message_id=str(number)).update(next_at=next_at)
     found["ended"] = page.get(found["run"].redirect_chain[-1][0])
+    for kind in ("failed", "perhaps_twice", "handled_twice"):
+        found[kind] = page.get(f"{RUNS}{run.pk}/outcomes/", {"of": kind})
     found["second"] = page.post(address, form)
+    RequeueRun.objects.update(state="stopped")
+    found["stopped"] = page.get(found["run"].redirect_chain[-1][0])
 
     assert wrong(found) == {}
 

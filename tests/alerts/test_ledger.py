@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from django_rmq_retry.alerts.found import AlertFinding, Found
+from django_rmq_retry.alerts.found import AlertFinding, AlertFindings
 from django_rmq_retry.alerts.ledger import LASTS_SECONDS, MOST_TRIES, Ledger
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from tests.alerts.made import HALTED, IDLE
@@ -23,10 +23,13 @@ class Way:
         self.ids: list[str] = []
         self.whys: list[str] = []
 
-    def at(self, second: float, *found: AlertFinding, blind: bool = False, accepts: bool = True) -> list[str]:
+    def at(
+        self, second: float, *found: AlertFinding, blind: bool = False, accepts: bool = True, following: str = ""
+    ) -> list[str]:
         """Look at that second; return the alerts that left."""
         ledger = Ledger(json.loads(json.dumps(self.rows)), window=WINDOW)
-        alerts = ledger.due(Found(findings=found, blind=blind), START + second)
+        follow = frozenset(filter(None, [following]))
+        alerts = ledger.due(AlertFindings(findings=found, blind=blind, following=follow), START + second)
         for alert in alerts:
             self.ids.append(alert.id)
             self.whys.append(alert.finding.why)
@@ -115,7 +118,17 @@ def test_the_later_code_of_a_finding_is_the_same_finding() -> None:
     milder = AlertFinding.of(Problem(code=Code.IDLE, subject="pay"), of_queues=True)
     worse = AlertFinding.of(Problem(code=Code.NO_CONSUMER, subject="pay", values=waiting), of_queues=True)
 
-    assert milder.key == worse.key == "IDLE pay"
+    assert milder.key == worse.key == "IDLE"
+
+
+def test_what_follows_from_another_finding_neither_begins_nor_is_over() -> None:
+    """As the last consumer died, a mail said that the one of the first was over."""
+    way = Way()
+    looks(way, (0, 30), HALTED)
+
+    assert looks(way, (2000, 2030), IDLE, following=HALTED.key) == ["begins IDLE"]
+    assert looks(way, (4000, 4030), following="OUTBOX_OVERDUE ") == ["ends HALTED", "ends IDLE"]
+    assert way.rows.keys() == {HALTED.key, IDLE.key}
 
 
 def test_nothing_ends_while_the_broker_is_away_and_its_queues_are_unknown() -> None:

@@ -17,7 +17,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, Ladder, RetryThenPark, conf, handler
 from django_rmq_retry.alerts import ledger, watch
-from django_rmq_retry.alerts.found import Found, Unseen, find
+from django_rmq_retry.alerts.found import AlertFindings, Unseen, find
 from django_rmq_retry.alerts.ledger import Alert
 from django_rmq_retry.alerts.watch import AlertWatcher
 from django_rmq_retry.alerts.ways import TimeLimitedWay
@@ -59,7 +59,7 @@ class Kept:
 
 
 def watcher(way: Kept, *found: Any, name: str = "") -> AlertWatcher:
-    one = AlertWatcher(look=lambda _wanted: Found(findings=found), out=[TimeLimitedWay(way)])
+    one = AlertWatcher(look=lambda _wanted: AlertFindings(findings=found), out=[TimeLimitedWay(way)])
     one._name = name
     return one
 
@@ -106,9 +106,9 @@ def test_a_process_that_has_lost_its_lease_sends_nothing() -> None:
     slow = watcher(way, IDLE, name="slow")
     slow.look()
 
-    def taken(_wanted: object) -> Found:
+    def taken(_wanted: object) -> AlertFindings:
         AlertWatch.objects.update(holder="another")
-        return Found(findings=(IDLE,))
+        return AlertFindings(findings=(IDLE,))
 
     slow._look = taken
     with pytest.raises(watch.LeaseLost):
@@ -132,7 +132,7 @@ def test_a_way_that_fails_is_logged_once_without_secrets_and_holds_up_no_other(
     broken, well = Kept(ValueError(f"https://bank:pa55word@hook{PATH}")), Kept()
     well.name = "webhook"
     one = AlertWatcher(
-        look=lambda _wanted: Found(findings=(IDLE, HALTED)), out=[TimeLimitedWay(broken), TimeLimitedWay(well)]
+        look=lambda _wanted: AlertFindings(findings=(IDLE, HALTED)), out=[TimeLimitedWay(broken), TimeLimitedWay(well)]
     )
     look(one, 4)
 
@@ -152,7 +152,7 @@ def test_the_last_try_is_logged_as_lost(caplog: pytest.LogCaptureFixture, monkey
 
 @pytest.mark.parametrize("error", [OperationalError("gone"), Unseen("'default' did not answer within 5 s")])
 def test_a_database_that_is_away_ends_no_thread(caplog: pytest.LogCaptureFixture, error: Exception) -> None:
-    def away(_wanted: object) -> Found:
+    def away(_wanted: object) -> AlertFindings:
         raise error
 
     one = AlertWatcher(look=away, out=[TimeLimitedWay(Kept())])

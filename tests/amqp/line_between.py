@@ -35,6 +35,10 @@ class Between:
         """Everything passes again, also what was held back on connections that are still open."""
         self._proxy.set(Mode.PASS)
 
+    def hang_up(self) -> None:
+        """End every connection behind what the broker has sent."""
+        self._proxy.set(Mode.HALF_CLOSE)
+
     def cut(self) -> None:
         """Reset every connection."""
         self._proxy.set(Mode.RST)

@@ -33,9 +33,24 @@ def parsed(url: str) -> tuple[str, str, str, list[str]]:
         ("amqp://app:+w@h", ("app", "+w", "/", ["h:5672"])),
         ("amqp://app:@h", ("app", "", "/", ["h:5672"])),
         ("amqp://app:%C3%A9@h", ("app", "é", "/", ["h:5672"])),
+        ("amqp://app:p;w@h", ("app", "p;w", "/", ["h:5672"])),
     ],
 )
 def test_a_url_is_read_part_by_part(url: str, parts: tuple[str, str, str, list[str]]) -> None:
+    assert parsed(url) == parts
+
+
+@pytest.mark.parametrize(
+    ("url", "parts"),
+    [
+        ("pyamqp://guest@localhost//", ("guest", "guest", "/", ["localhost:5672"])),
+        ("pyamqp://app:pw@rabbit/shop", ("app", "pw", "shop", ["rabbit:5672"])),
+        ("amqp://app:pw@rabbit:5673//", ("app", "pw", "/", ["rabbit:5673"])),
+        ("amqp://app:pw@h1//;pyamqp://app:pw@h2:5673//", ("app", "pw", "/", ["h1:5672", "h2:5673"])),
+        ("amqp://app:pw@h1/shop;amqp://app:pw@h2/shop", ("app", "pw", "shop", ["h1:5672", "h2:5672"])),
+    ],
+)
+def test_the_url_that_celery_uses_is_read_as_celery_reads_it(url: str, parts: tuple[str, str, str, list[str]]) -> None:
     assert parsed(url) == parts
 
 
@@ -57,7 +72,8 @@ def test_a_url_is_read_part_by_part(url: str, parts: tuple[str, str, str, list[s
         ("amqp://app:s3cret@::1/v", "no valid host"),
         ("amqp://app:s3cret@h1,,h2/v", "no valid host"),
         ("amqp://app:s3cret", "no valid host"),
-        ("amqp://app:s3cret@h//", "write it as %2F"),
+        ("amqp://app:s3cret@h//v", "write it as %2F"),
+        ("amqp://app:s3cret@h1//;http://app:s3cret@h2//", "must begin with amqp://"),
         ("amqp://app:s3cret@h/a/b", "write it as %2F"),
         ("amqp://app:s3cret@h/v?heartbeet=5", "Did you mean 'heartbeat'?"),
         ("amqp://app:s3cret@h?s3cret", "keys of RMQ_RETRY"),

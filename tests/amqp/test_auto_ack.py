@@ -9,6 +9,7 @@ from django_rmq_retry.amqp import Line, auto_ack_line
 from django_rmq_retry.amqp.open_line import OpenLine
 from django_rmq_retry.messages import DONE, Instruction, Settlement
 from tests.amqp.declared import has, ready
+from tests.amqp.line_between import between
 from tests.amqp.live import consuming
 from tests.tooling.waiting import longer, wait_until
 
@@ -87,6 +88,18 @@ def test_a_stop_logs_how_many_unstarted_messages_are_lost(
         "Queue 'q': 4 messages that had arrived and were not begun are lost (ack='auto')",
     ]
     assert ready(amqp, "q") == 0
+
+
+def test_a_lost_connection_loses_nothing_that_has_arrived(broker_url: str, amqp: BlockingChannel) -> None:
+    fill(amqp, 2)
+    with between(broker_url) as wire, consuming(wire.url, LINE) as (source, seen):
+        first, second = seen.next(), seen.next()
+        source.settle(first, Settlement(instruction=Instruction.KEEP, hold=0.5))
+        wire.cut()
+        wait_until(lambda: not first.token[0].open)
+        source.settle(second, Settlement(instruction=Instruction.KEEP, hold=0.01))
+
+        assert (first.is_stale, [seen.next().body, seen.next().body]) == (False, [second.body, first.body])
 
 
 def test_a_pause_loses_nothing(broker_url: str, amqp: BlockingChannel) -> None:

@@ -15,7 +15,7 @@ from django_rmq_retry.amqp import connection
 from django_rmq_retry.amqp.connection import Connection
 from django_rmq_retry.amqp.frames import RawProperties
 from django_rmq_retry.amqp.protocol import BasicProtocol, IoServices
-from django_rmq_retry.amqp.transport import Opening, Transport
+from django_rmq_retry.amqp.transport import IoLoop, Opening, Transport
 from django_rmq_retry.topology import Server
 from tests.amqp.offline import delivery, method, wire
 
@@ -40,7 +40,7 @@ def test_no_private_name_of_pika_is_used(file: Path) -> None:
     assert not re.search(r"\bpika(\.\w+)*\._", text)
 
 
-@pytest.mark.parametrize("kind", [Connection, IoServices, BasicProtocol, Transport, Opening])
+@pytest.mark.parametrize("kind", [Connection, IoServices, BasicProtocol, IoLoop, Transport, Opening])
 def test_no_private_name_of_a_pika_class_is_overridden(kind: type[Any]) -> None:
     own = set(re.findall(r"(?:self\.|def )(_[a-z]\w*)", inspect.getsource(kind)))
 

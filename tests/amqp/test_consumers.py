@@ -9,7 +9,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery
-from django_rmq_retry.amqp import CONFIRMED, Line
+from django_rmq_retry.amqp import CONFIRMED, Line, transport
 from django_rmq_retry.amqp import source as room
 from django_rmq_retry.amqp.session import NamedDeclaration
 from django_rmq_retry.errors import QueueUnusable
@@ -241,6 +241,33 @@ def test_a_start_names_everything_missing_and_consumes_nothing(broker_url: str, 
     assert depth(amqp) == 1
 
 
+def test_a_missing_external_queue_is_not_said_to_be_declared_by_this_project(broker_url: str) -> None:
+    needs = (QueueDeclaration(name="q", existing=True), QueueDeclaration(name="parked"))
+    with consuming(broker_url, LINE, needs=needs) as (_, seen):
+        (both,) = wait_until(lambda: seen.failures)
+    with consuming(broker_url, LINE, needs=needs[:1]) as (_, seen):
+        (one,) = wait_until(lambda: seen.failures)
+
+    external = (
+        "The queue 'q' is external (existing=True), so `manage.py rmq_declare` does not create it: ask its owner to."
+    )
+    assert str(both).endswith(f"No message was taken. Declare them with `manage.py rmq_declare`. {external}")
+    assert str(one).endswith(f"No message was taken. {external}")
+
+
+def test_an_external_queue_that_goes_is_not_said_to_be_declared_by_this_project(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    queue(amqp)
+    with consuming(broker_url, LINE, needs=(QueueDeclaration(name="q", existing=True),)) as (_, seen):
+        fill(amqp, b"1")
+        seen.next()
+        amqp.queue_delete("q")
+        (error,) = wait_until(lambda: seen.failures)
+
+    assert "does not create it: ask its owner to." in str(error)
+
+
 def test_a_reconnect_does_not_check_waiting_queues_again(broker_url: str, amqp: BlockingChannel) -> None:
     amqp.exchange_declare("back")
     for name in ("q", "wait", "parked"):
@@ -301,6 +328,61 @@ def test_heartbeats_survive_a_handler_that_takes_longer_than_several_of_them(
 
     assert seen.losses == []
     assert depth(amqp) == 0
+
+
+def test_a_thread_that_goes_on_after_a_freeze_learns_first_that_its_connection_is_gone(
+    broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has given the message to another consumer meanwhile."""
+    queue(amqp)
+    fill(amqp, b"1")
+    monkeypatch.setattr(transport, "ASLEEP_SECONDS", 0.2)
+    thaw, said = threading.Event(), list[bool]()
+
+    def freeze() -> None:
+        thaw.wait(longer(10))
+
+    with between(broker_url) as line, consuming(line.url, LINE) as (_source, seen):
+        arrival = seen.next()
+        assert not arrival.is_stale
+        seen.io.call(freeze)
+        line.cut()
+        wait_until(lambda: depth(amqp) and time.monotonic() - seen.io.loop.turned > transport.ASLEEP_SECONDS)
+        handler = threading.Thread(target=lambda: said.append(arrival.is_stale))
+        handler.start()
+        wait_until(lambda: seen.io._calls)
+        assert (said, seen.losses) == ([], [])
+        thaw.set()
+        handler.join(longer(5))
+
+    assert said == [True]
+
+
+def test_a_thread_that_goes_on_after_a_freeze_learns_of_an_end_behind_many_messages(
+    broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue(amqp)
+    fill(amqp, b"1")
+    monkeypatch.setattr(transport, "ASLEEP_SECONDS", 0.2)
+    thaw, said = threading.Event(), list[bool]()
+
+    def freeze() -> None:
+        thaw.wait(longer(10))
+
+    with between(broker_url) as line, consuming(line.url, Line(queue="q", prefetch=50)) as (_source, seen):
+        arrival = seen.next()
+        seen.io.call(freeze)
+        fill(amqp, *[b"x" * 40_000] * 20)
+        wait_until(lambda: not depth(amqp))
+        line.hang_up()
+        wait_until(lambda: time.monotonic() - seen.io.loop.turned > transport.ASLEEP_SECONDS)
+        handler = threading.Thread(target=lambda: said.append(arrival.is_stale))
+        handler.start()
+        wait_until(lambda: seen.io._calls)
+        thaw.set()
+        handler.join(longer(5))
+
+    assert said == [True]
 
 
 def test_order_is_kept_from_one_consumer_to_the_next(broker_url: str, amqp: BlockingChannel) -> None:

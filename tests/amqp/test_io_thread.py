@@ -2,6 +2,7 @@ import logging
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from django_rmq_retry.amqp.caller import PikaCaller
 from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.amqp.link import Link
 from django_rmq_retry.amqp.protocol import IoServices
+from django_rmq_retry.amqp.transport import IoLoop
 from django_rmq_retry.errors import MessageUnsent
 from tests.amqp.live import io_thread, publisher_on, to
 from tests.tooling.waiting import longer, wait_until
@@ -43,6 +45,19 @@ def test_a_loop_that_cannot_be_woken_is_woken_by_the_next_call(monkeypatch: pyte
 
         assert over.wait(longer(5))
         assert ran == [1]
+
+
+def test_a_turn_that_a_freeze_has_interrupted_counts_as_none() -> None:
+    """Python's poll returns nothing then, whatever came meanwhile, such as the end of the connection."""
+    loop = IoLoop()
+    loop.activate_poller()
+    loop.turned = loop._ended = frozen = time.monotonic() - 60
+
+    loop.process_timeouts()
+    assert loop.turned == frozen
+    loop.process_timeouts()
+    assert loop.turned > frozen
+    loop.close()
 
 
 def refuse(_call: object) -> None:

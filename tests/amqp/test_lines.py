@@ -24,6 +24,8 @@ class Owned:
         self.interruptions: list[BaseException | str] = []
         self.line = OpenLine(at.connection, Line(queue="q", prefetch=5, ordered=ordered), self)
 
+    def catch_up(self) -> None: ...
+
     def arrived(self, arrival: Delivery) -> None:
         self.arrivals.append(arrival)
 

@@ -11,7 +11,8 @@ import pytest
 from django_rmq_retry.amqp import Access
 from django_rmq_retry.amqp import link as linking
 from django_rmq_retry.amqp.link import FIRST_RECONNECT_SECONDS, LONGEST_RECONNECT_SECONDS, MOST_VHOST_REFUSALS, Link
-from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, ConfigurationError, MessageUnsent
+from django_rmq_retry.amqp.session import Session
+from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, BrokerUnreachable, ConfigurationError, MessageUnsent
 from tests.amqp.line_between import between
 from tests.amqp.linked import Reports, gone, linked
 from tests.amqp.live import io_thread, publishing, to
@@ -152,9 +153,10 @@ def ending(*, reset: bool) -> Iterator[str]:
 
         pool.submit(serve)
         port = server.getsockname()[1]
-        yield f"amqp://guest:guest@127.0.0.1:{port}/%2F"
-
-        socket.create_connection(("127.0.0.1", port)).close()
+        try:
+            yield f"amqp://guest:guest@127.0.0.1:{port}/%2F"
+        finally:
+            socket.create_connection(("127.0.0.1", port)).close()
 
 
 @pytest.mark.usefixtures("quick")
@@ -205,6 +207,15 @@ def test_a_server_without_amqp_is_refused() -> None:
         wait_until(lambda: told.refused)
 
     assert "without an answer in AMQP 0-9-1" in str(told.refused[0])
+
+
+def test_a_proxy_without_a_broker_behind_it_is_an_outage_to_who_looks() -> None:
+    """The operator was sent into the settings: "The broker refuses this project: correct RMQ_RETRY['URL']"."""
+    refused = pytest.raises(BrokerUnreachable)
+    with ending(reset=False) as url, refused as raised, Session(Access.parse(url)) as session:
+        session.channel()
+
+    assert "without an answer in AMQP 0-9-1" in str(raised.value)
 
 
 @pytest.mark.usefixtures("quick")

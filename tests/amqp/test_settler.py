@@ -43,6 +43,10 @@ class FakeLine:
         self.told: list[Instruction | str] = []
         self.asked: list[Callable[[bool], None]] = []
 
+    @property
+    def stale(self) -> bool:
+        return not self.open and self.line.comes_again
+
     def ack(self, deliveries: Iterable[Delivery]) -> None:
         self.acked += [one.body for one in deliveries]
 

@@ -144,6 +144,25 @@ def test_after_a_lost_connection_a_consumer_declares_a_new_queue(vhost: Vhost, t
         assert seen.next().body == b"1"
 
 
+@pytest.mark.parametrize(("lives", "comes_again"), [({"exclusive": True}, False), ({"durable": False}, True)])
+def test_a_message_here_outlives_its_connection_only_if_its_queue_does_not(
+    vhost: Vhost, tell: Tell_all, lives: dict[str, Any], comes_again: bool
+) -> None:
+    line = line_of(vhost, Queue("cache", type="classic", bindings=[NEWS.bind("eur")], **lives))
+    with between(vhost.url) as wire, consuming(wire.url, line) as (source, seen):
+        subscribed(source)
+        tell(b"1")
+        first = seen.next()
+        source.settle(first, Settlement(instruction=Instruction.KEEP, hold=0.5))
+        wire.cut()
+        wait_until(lambda: not first.token[0].open)
+        after = seen.next()
+
+        assert (first.is_stale, after.redelivered) == (comes_again, comes_again)
+        assert (after.token == first.token) is not comes_again
+        source.settle(after, DONE)
+
+
 @pytest.mark.parametrize("lives", [{"auto_delete": True}, {"durable": False}])
 def test_consumers_declare_and_share_a_named_transient_queue(
     vhost: Vhost, tell: Tell_all, lives: dict[str, Any]

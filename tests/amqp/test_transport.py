@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 from pika.exceptions import InvalidFrameError
 
-from django_rmq_retry.amqp.transport import MOST_WRITTEN_BYTES, Opening, Transport
+from django_rmq_retry.amqp.transport import MOST_WRITTEN_BYTES, IoLoop, Opening, Transport
 
 
 class Socket:
@@ -68,8 +68,9 @@ class Protocol:
 class Made:
     """A transport, its socket and its protocol; ``readable`` and ``writable`` are the loop's events."""
 
-    def __init__(self, **socket: Any) -> None:
+    def __init__(self, loop: Any = None, **socket: Any) -> None:
         self.services = Mock()
+        self.services.get_native_ioloop.return_value = loop
         self.sock = Socket(**socket)
         self.protocol = Protocol()
         self.transport = Transport(cast("Any", self.sock), cast("Any", self.protocol), self.services)
@@ -112,6 +113,23 @@ def test_bytes_that_a_full_socket_does_not_accept_are_sent_next_time() -> None:
     assert left == (4, (1, 0))
     assert made.sock.sent == [b"abc", b"def", b"g"]
     assert made.writer_changes == (1, 1)
+
+
+def test_the_io_thread_writes_at_the_end_of_a_turn_and_watches_only_a_full_socket() -> None:
+    loop = IoLoop()
+    made = Made(loop, takes=3)
+    made.write(b"a", b"b")
+    loop.process_timeouts()
+    assert (made.sock.sent, made.writer_changes) == ([b"ab"], (0, 0))
+    made.write(b"cdef")
+    loop.process_timeouts()
+    assert made.writer_changes == (1, 0)
+    made.write(b"g")
+    made.writable()
+
+    assert made.sock.sent == [b"ab", b"cde", b"fg"]
+    assert made.writer_changes == (1, 1)
+    loop.close()
 
 
 @pytest.mark.parametrize("reason", [BlockingIOError(), InterruptedError(), ssl.SSLWantWriteError()])

@@ -1,6 +1,7 @@
 """Attempts in their table, found again from a record, and what waits."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,9 +14,9 @@ from django_rmq_retry.attempts.rows import AttemptDraft, AttemptRow, RowBuilder,
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.messages.identity import attempt_identity
-from django_rmq_retry.models import Attempt
+from django_rmq_retry.models import Attempt, AttemptName
 from django_rmq_retry.policies import halt, park
-from tests.attempts.attempted import failure, success
+from tests.attempts.attempted import CHARGE, failure, success
 from tests.handlers.factories import delivery
 from tests.messages.exceptions import BankDown
 from tests.parked.made import NOON, minutes, parked
@@ -28,6 +29,7 @@ def draft(attempt: Any = None, *, at: float = 0, ticket: Ticket | None = None) -
     return draft_of(attempt or failure(), ticket)._replace(ended=minutes(at).timestamp())
 
 
+NAMED = replace(CHARGE, keys=lambda _message: ["PAY-1", "CUST-7"])
 BUILDER = RowBuilder(deploy="a1b2c3", host="worker-3")
 write = buffer.Writer(BUILDER)
 
@@ -49,6 +51,35 @@ def test_many_attempts_are_written_at_once() -> None:
 
     assert Attempt.objects.count() == 250
     assert Attempt.objects.values("message_id").distinct().count() == 250
+
+
+def names() -> list[str]:
+    return list(AttemptName.objects.order_by("pk").values_list("value", flat=True))
+
+
+def test_a_message_that_is_tried_again_is_named_once_by_its_id_and_all_its_keys() -> None:
+    """A search found no payment that waited for its retry by any but its first key."""
+    arrived = [delivery(message_id="m-1", attempt=number) for number in (1, 2)]
+    write([draft(failure(arrived[0], subscription=NAMED), at=0), draft(failure(arrived[1], subscription=NAMED), at=1)])
+    write([draft(failure(arrived[1], subscription=NAMED), at=2), draft(success(delivery(message_id="m-2", attempt=2)))])
+
+    assert names() == ["m-1", "PAY-1", "CUST-7"]
+    assert {row.identity for row in Attempt.objects.exclude(verdict="ack")} == {
+        row.identity for row in AttemptName.objects.all()
+    }
+
+
+def test_a_message_whose_first_attempt_was_not_recorded_is_named_by_the_next_one() -> None:
+    """Its process was killed."""
+    write([draft(failure(delivery(message_id="m-1", attempt=2), subscription=NAMED))])
+
+    assert names() == ["m-1", "PAY-1", "CUST-7"]
+
+
+def test_a_message_that_is_parked_at_once_is_named_by_its_record_only() -> None:
+    write([draft(failure(subscription=NAMED, verdict=park(Reason.PERMANENT, "no")))])
+
+    assert names() == []
 
 
 def test_a_batch_of_attempts_is_written_completely_or_not_at_all() -> None:

@@ -1,14 +1,18 @@
 """The buffer between workers and database: it loses nothing without need, and no worker waits."""
 
 import logging
+import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 import pytest
-from django.db import DataError, OperationalError
+from django.db import DataError, OperationalError, ProgrammingError
 
 from django_rmq_retry.attempts import buffer as buffers
 from django_rmq_retry.attempts.buffer import DRAFTS_AT_ONCE, Buffer
+from django_rmq_retry.attempts.doubtful import TRIES
 from django_rmq_retry.attempts.rows import AttemptDraft, draft_of
 from tests.attempts.attempted import failure
 from tests.handlers.factories import delivery
@@ -250,3 +254,119 @@ def test_what_can_never_be_stored_is_logged_as_what_it_is_and_dropped(
 
     assert (table.names, len(buffer)) == (["m-0"], 0)
     assert caplog.messages == [said]
+
+
+class Rows:
+    """Updates of rows by name, and the error that some of them raise."""
+
+    def __init__(self, errors: dict[str, Exception]) -> None:
+        self.errors = errors
+        self.made: list[str] = []
+
+    def update(self, name: str) -> Callable[[], None]:
+        def make() -> None:
+            if name in self.errors:
+                raise self.errors[name]
+            self.made.append(name)
+
+        return make
+
+
+def turn(buffer: Buffer, *, most: int, each: Callable[[], Any]) -> None:
+    """Flush the buffer until that raises nothing, and something before each time."""
+    for _ in range(most):
+        each()
+        with suppress(Exception):
+            buffer.flush()
+            break
+    assert len(buffer) == 0
+
+
+HOSTILE = [KeyError("boom"), RecursionError("too deep"), ProgrammingError("index row size 5048 exceeds 2704")]
+
+
+@pytest.mark.parametrize("error", HOSTILE, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("add", [Buffer.add_outcome, Buffer.add_correction])
+def test_an_update_that_never_succeeds_costs_no_other_entry(
+    caplog: pytest.LogCaptureFixture, add: Callable[[Buffer, Callable[[], None]], None], error: Exception
+) -> None:
+    table, rows = Table(), Rows({"hostile": error})
+    buffer = filled(table, "m-0")
+    for name in ("a", "hostile", "b"):
+        add(buffer, rows.update(name))
+
+    with caplog.at_level(logging.ERROR, "django_rmq_retry"):
+        with pytest.raises(type(error)):
+            buffer.flush()
+        assert (rows.made, table.names, len(buffer)) == (["a", "b"], ["m-0"], 1)
+        numbers = iter(range(TRIES))
+        turn(buffer, most=TRIES, each=lambda: add(buffer, rows.update(f"later {next(numbers)}")))
+
+    assert rows.made[2:] == [f"later {number}" for number in range(TRIES - 1)]
+    [logged] = caplog.records
+    assert (logged.event, logged.exc_info[1]) == ("unrecorded", error)  # type: ignore[attr-defined, index]
+
+
+@pytest.mark.parametrize("error", HOSTILE, ids=lambda error: type(error).__name__)
+def test_an_attempt_that_can_never_be_written_costs_no_other(
+    caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    table = Table()
+    table.refuse = lambda one: error if one.message_id == "hostile" else None
+    buffer = filled(table, "m-0", "hostile", "m-1")
+
+    with caplog.at_level(logging.ERROR, "django_rmq_retry"):
+        turn(buffer, most=TRIES, each=lambda: buffer.add(draft("later")))
+
+    assert table.names == ["m-0", "m-1", *["later"] * TRIES]
+    assert [line.split(":")[0] for line in caplog.messages] == ["An attempt of queue 'payments' cannot be stored"]
+
+
+def test_many_hostile_updates_in_a_row_hold_the_others_back_for_a_few_turns_only() -> None:
+    rows = Rows({f"hostile {number}": KeyError("boom") for number in range(5)})
+    buffer = filled(Table())
+    for name in (*rows.errors, "a", "b"):
+        buffer.add_outcome(rows.update(name))
+
+    for _ in range(5):
+        with pytest.raises(KeyError):
+            buffer.flush()
+
+    assert rows.made == ["a", "b"]
+
+
+def test_updates_that_all_fail_are_kept_for_as_long_as_that_lasts() -> None:
+    # Of the tables of parked messages a new column is missing until `migrate`; the history can be written.
+    table, rows = Table(), Rows({f"m-{number}": ProgrammingError("no such column") for number in range(9)})
+    buffer = filled(table)
+    names = list(rows.errors)
+    for name in names:
+        buffer.add_outcome(rows.update(name))
+
+    for number in range(3 * TRIES):
+        buffer.add(draft(f"a-{number}"))
+        with pytest.raises(ProgrammingError):
+            buffer.flush()
+    assert (rows.made, len(table.names)) == ([], 3 * TRIES)
+
+    rows.errors.clear()
+    buffer.flush()
+    assert sorted(rows.made) == names
+
+
+def test_an_update_of_a_row_that_is_locked_is_never_given_up() -> None:
+    locked = OperationalError("database is locked")
+    locked.__cause__ = sqlite3.OperationalError("database is locked")
+    locked.__cause__.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    rows = Rows({"locked": locked})
+    buffer = filled(Table())
+    buffer.add_outcome(rows.update("locked"))
+    for _ in range(3 * TRIES):
+        buffer.add_outcome(rows.update("other"))
+        with pytest.raises(OperationalError):
+            buffer.flush()
+
+    rows.errors.clear()
+    buffer.flush()
+
+    assert rows.made == [*["other"] * 3 * TRIES, "locked"]

@@ -1,4 +1,4 @@
-"""The attempts in partitions of a month, by the statements of docs/howto/scaling.md."""
+"""The attempts in partitions of a month, by the statements of docs/recipes/partitions.md."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -26,6 +26,9 @@ MONTHS = {"2026_11": datetime(2026, 11, 10, tzinfo=UTC), "2026_12": datetime(202
 LATER = datetime(2028, 2, 1, tzinfo=UTC)
 
 
+SPLIT = page("partitions.md").with_name("partitions.sql").read_text()
+
+
 def attempt(number: int, at: datetime) -> None:
     row = BUILDER.row(draft_of(failure(delivery(message_id=f"m-{number}")), None))
     write([row._replace(started_at=at)])
@@ -46,11 +49,11 @@ def run(statements: str) -> None:
 @pytest.mark.usefixtures("own_database")
 def test_attempts_in_monthly_partitions_are_written_read_and_dropped(settings: Any) -> None:
     routed(settings)
-    split, bring_over, next_month = (one.text for one in blocks(page("scaling.md")) if one.kind == "sql")
+    bring_over, next_month = (one.text for one in blocks(page("partitions.md")) if one.kind == "sql")
     attempt(1, MONTHS["2026_11"])
     before = Attempt.objects.get().pk
 
-    run(split)
+    run(SPLIT)
     attempt(2, MONTHS["2026_12"])
     attempt(3, LATER)
     run(bring_over)
@@ -74,7 +77,7 @@ def test_the_partitioned_table_has_the_indexes_of_the_plain_table() -> None:
             return {name for (name,) in cursor.fetchall() if "pkey" not in name}
 
     plain = indexes()
-    run(next(one.text for one in blocks(page("scaling.md")) if one.kind == "sql"))
+    run(SPLIT)
 
     assert indexes() == plain
-    assert len(plain) == 4
+    assert len(plain) == 5

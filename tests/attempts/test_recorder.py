@@ -57,21 +57,49 @@ def test_a_failure_and_the_success_after_it_are_recorded(recorder: Recorder, row
     assert [(row.number, row.verdict) for row in rows] == [(1, "retry"), (2, "ack")]
 
 
-def test_a_failure_before_a_retry_names_the_business_key(recorder: Recorder, rows: list[AttemptRow]) -> None:
-    """A search found no payment that waited for its retry: its id was another."""
-    named = replace(CHARGE, keys=lambda _message: "PAY-1")
-    recorder.note(failure(subscription=named))
-    recorder.note(failure(verdict=park(Reason.EXHAUSTED, "no more"), subscription=named))
-    recorder.buffer.flush()
-
-    assert [(row.verdict, row.business_key) for row in rows] == [("retry", "PAY-1"), ("park", "")]
-
-
 def test_a_success_at_the_first_attempt_is_not_recorded(recorder: Recorder) -> None:
     recorder.note(success())
     recorder.note(success(delivery(headers={"rmq-retry-exchange": "payments"})))
 
     assert (len(recorder.buffer), recorder.notes_acks) == (0, False)
+
+
+def test_what_another_consumer_had_before_is_recorded_before_its_ack(
+    recorder: Recorder, rows: list[AttemptRow]
+) -> None:
+    """A refund was paid three times by workers that died a second later, and with each of them its history."""
+    recorder.note(success(delivery(message_id="m-1", redelivered=True)))
+    assert [(row.message_id, row.redelivered) for row in rows] == [("m-1", True)]
+
+    recorder.note(failure(delivery(message_id="m-2", redelivered=True)))
+    recorder.note(success(delivery(message_id="m-3", attempt=2)))
+    assert (len(rows), len(recorder.buffer)) == (1, 2)
+
+
+def test_without_a_database_what_another_consumer_had_waits_in_the_buffer(
+    recorder: Recorder, rows: list[AttemptRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: object, **_options: object) -> None:
+        raise OperationalError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recorder.buffer, "_write", refuse)
+        recorder.note(success(delivery(message_id="m-1", redelivered=True)))
+    recorder.buffer.away = True
+    recorder.note(success(delivery(message_id="m-2", redelivered=True)))
+    assert (rows, len(recorder.buffer)) == ([], 2)
+
+    recorder.buffer.flush()
+    assert [row.message_id for row in rows] == ["m-1", "m-2"]
+
+
+def test_in_a_transaction_that_a_handler_left_open_nothing_is_written(
+    recorder: Recorder, rows: list[AttemptRow]
+) -> None:
+    with transaction.atomic():
+        recorder.note(success(delivery(message_id="m-1", redelivered=True)))
+
+    assert (rows, len(recorder.buffer)) == ([], 1)
 
 
 def test_a_delivery_without_an_attempt_is_not_recorded(recorder: Recorder) -> None:
@@ -121,6 +149,21 @@ def requeued(**told: Any) -> tuple[ParkedMessage, Any]:
     """A record in a requeue, and the copy that its consumer gets."""
     record = parked(state=State.REQUEUED, cycle=2, group=group(requeued=1), **told)
     return record, delivery(message_id="m-1", headers=ticket_header(record.pk, 2))
+
+
+@pytest.mark.parametrize(("facts", "doubts"), [({"stale": True}, 0), ({"redelivered": True}, 1)])
+def test_a_run_doubts_what_a_consumer_had_before_and_not_what_was_cut_off_after_its_work(
+    recorder: Recorder, facts: dict[str, Any], doubts: int
+) -> None:
+    """Of a copy whose connection was lost after its work the next consumer drops the second delivery: no doubt."""
+    record, arrival = requeued()
+    run = item(record).run
+    if facts.pop("redelivered", False):
+        arrival = replace(arrival, redelivered=True)
+    recorder.note(replace(success(arrival), **facts))
+    run.refresh_from_db()
+
+    assert (run.processed, run.perhaps_twice) == (1, doubts)
 
 
 def test_only_a_handler_that_did_its_work_again_has_handled_a_message_twice(

@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connections
 
-from django_rmq_retry.breakers.halts import ELSEWHERE_SECONDS, Halts, halted
+from django_rmq_retry import database_clock, handler
+from django_rmq_retry.breakers.halts import ELSEWHERE_SECONDS, Halts, halted, known_last
 from django_rmq_retry.breakers.queue_state import Halt
 from django_rmq_retry.breakers.table import controls_alias
+from django_rmq_retry.consumer.events import Events
+from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import QueueControl
+from django_rmq_retry.policies import ACK
+from tests.consumer.attempts import finished
+from tests.handlers.factories import delivery
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
 
@@ -66,7 +72,6 @@ def test_the_attempts_of_a_halt_are_counted_over_restarts_and_reconnects() -> No
         known[0] = halt("a", "1", attempt=attempt)
         one.report()
         counts += [row.halted_attempt for row in halted()]
-    one.end()
     halts_of("restarted", halt("a", "1", attempt=1)).report()
     counts += [row.halted_attempt for row in halted()]
     halts_of("restarted", halt("a", "2", attempt=1)).report()
@@ -92,12 +97,9 @@ def test_a_halted_queue_stays_known_while_no_consumer_reaches_the_broker() -> No
     online[0] = False
     for _turn in range(2):
         halts.report()
-    halts.end()
-    later = seen + timedelta(minutes=12)
+    [row] = halted()
 
-    assert [row.halted_seen_at for row in halted()] == [seen]
-    assert halted(later) == ()
-    assert [row.queue for row in halted(later, lost=seen + timedelta(seconds=5))] == ["a"]
+    assert (row.halted_seen_at, known_last(row, seen + timedelta(minutes=12))) == (seen, seen)
 
 
 @pytest.mark.usefixtures("own")
@@ -106,11 +108,9 @@ def test_a_halt_that_cannot_be_written_does_not_stop_the_others(caplog: pytest.L
     with caplog.at_level(logging.WARNING):
         halts.report()
         halts.report()
-    halts.end()
 
     assert list(QueueControl.objects.values_list("queue", "halted_message")) == [("b", "2")]
     assert [record.__dict__["event"] for record in caplog.records] == ["halts"]
-    assert halted() == ()
 
 
 @pytest.mark.usefixtures("own")
@@ -126,28 +126,68 @@ def test_a_halt_is_reported_by_the_process_that_holds_the_message(monkeypatch: p
     assert len(halted()) == 1, "the message may come again at once"
     now[0] += ELSEWHERE_SECONDS
     halts.report()
-    assert (halted(), known) == ((), [])
+    assert ([row.queue for row in halted()], known) == (["a"], []), "nobody has handled it"
 
     halts_of("two", halt("a", "1", attempt=1)).report()
-    halts.end()
     assert [(row.halted_at, row.halted_by) for row in halted()] == [(since, "two")]
 
 
 @pytest.mark.usefixtures("own")
-def test_a_halt_that_the_database_did_not_end_is_ended_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    held, known, now = {"a"}, [halt("a", "1")], [1000.0]
-    monkeypatch.setattr("django_rmq_retry.breakers.halts.time.monotonic", lambda: now[0])
-    halts = Halts(lambda: tuple(known), "me", holds=held.__contains__, let_go=lambda _queue: known.clear())
-    halts.report()
-    held.clear()
-    halts.report()
-    now[0] += ELSEWHERE_SECONDS
+def test_a_halt_ends_with_a_message_that_any_process_settles() -> None:
+    halts_of("killed", halt("a", "1"), halt("b", "2")).report()
+    events, queues = Events(time.time), {"a", "b"}
+    later = Halts(
+        lambda: events.halts,
+        "later",
+        holds=lambda _queue: True,
+        let_go=lambda _queue: None,
+        moved_on=lambda: events.moved_on(queues),
+    )
+    later.report()
+    assert [row.queue for row in halted()] == ["a", "b"]
+    events.note(finished(ACK, delivery(queue="a")))
 
     def away(*_query: object) -> None:
         raise OperationalError("away")
 
     with connections[controls_alias()].execute_wrapper(away):
-        halts.report()
-    assert (len(halted()), len(known)) == (1, 1)
+        later.report()
+    assert len(halted()) == 2
+    later.report()
+    assert [row.queue for row in halted()] == ["b"]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_halt_of_the_next_message_lasts_though_the_one_before_it_was_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was settled between two reports; then the next message goes to another process."""
+    held, known, moved, now = {"a"}, [halt("a", "1")], {"a"}, [1000.0]
+    monkeypatch.setattr("django_rmq_retry.breakers.halts.time.monotonic", lambda: now[0])
+    halts = Halts(
+        lambda: tuple(known),
+        "one",
+        holds=held.__contains__,
+        let_go=lambda _queue: known.clear(),
+        moved_on=lambda: [moved.pop()] if moved and known[0].message_id == "2" else [],
+    )
     halts.report()
-    assert (halted(), known) == ((), [])
+    known[0] = halt("a", "2")
+    halts.report()
+    assert [row.halted_message for row in halted()] == ["2"]
+    held.clear()
+    halts.report()
+    now[0] += ELSEWHERE_SECONDS
+    for _turn in range(2):
+        halts.report()
+
+    assert ([row.halted_message for row in halted()], known) == (["2"], [])
+
+
+@pytest.mark.usefixtures("own")
+def test_a_halt_lasts_while_a_handler_reads_its_queue_whether_or_not_a_consumer_reports_it() -> None:
+    halts_of("killed", halt("handled", "1"), halt("renamed", "2")).report()
+    later = database_clock.now(controls_alias()) + timedelta(minutes=12)
+    with registry.isolated():
+        handler("handled")(print)
+        found = halted(later)
+
+    assert [(row.queue, known_last(row, later)) for row in found] == [("handled", found[0].halted_seen_at)]

@@ -1,4 +1,4 @@
-"""A line that StopTheLine has halted is seen from another process, for as long as its consumer lives."""
+"""A line that StopTheLine has halted is seen from another process, until its first message is settled."""
 
 import json
 import signal
@@ -18,10 +18,13 @@ pytestmark = [pytest.mark.database, *NIGHTLY_ON_SQLITE]
 
 
 def halted(bank: Bank) -> list[dict[str, Any]]:
-    told = bank.run("rmq_status", "--json")
-    assert told.returncode == 0, told.stderr
-    found: list[dict[str, Any]] = json.loads(told.stdout)["halted"]
-    return found
+    def told() -> tuple[list[dict[str, Any]]] | None:
+        status = bank.run("rmq_status", "--json")
+        found: list[dict[str, Any]] | None = json.loads(status.stdout)["halted"]
+        # None is said if the database did not answer in time, as on a busy machine.
+        return None if found is None else (found,)
+
+    return wait_until(told, what="the database says what is halted")[0]
 
 
 def fails(bank: Bank, beginning: str) -> "subprocess.CompletedProcess[str] | None":
@@ -31,8 +34,8 @@ def fails(bank: Bank, beginning: str) -> "subprocess.CompletedProcess[str] | Non
 
 
 def stands(bank: Bank) -> dict[str, Any]:
-    wait_until(lambda: bool(halted(bank)), 60, what="the halted queue is reported", step=0.5)
-    return halted(bank)[0]
+    seen = wait_until(lambda: halted(bank), 60, what="the halted queue is reported", step=0.5)
+    return seen[0]
 
 
 def test_a_halted_queue_is_reported_with_its_error_until_it_resumes(bank: Bank) -> None:
@@ -61,29 +64,25 @@ def test_a_halted_queue_is_reported_with_its_error_until_it_resumes(bank: Bank) 
         wait_until(lambda: bank.did() == [1, 2], 60)
 
 
-def test_a_killed_consumer_leaves_no_queue_halted_forever(bank: Bank) -> None:
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_a_halt_lasts_until_a_consumer_settles_its_message(bank: Bank, end: signal.Signals) -> None:
+    """The halt vanished with the consumer that had reported it, and the page said that all was well."""
     bank.goes_down()
     with bank.consuming("orders") as consumer:
         bank.publish("orders", 1)
         stands(bank)
-        consumer.process.send_signal(signal.SIGKILL)
-        consumer.process.wait(30)
+        consumer.process.send_signal(end)
+        consumer.process.wait(60)
     rows = QueueControl.objects.using("own").filter(queue="orders")
     since = rows.get().halted_at
     rows.update(halted_seen_at=database_clock.now("own") - timedelta(seconds=31))
 
-    assert halted(bank) == []
+    assert [(one["queue"], one["error"]) for one in halted(bank)] == [("orders", "BankDown: timeout")]
+    assert "Last known at" in bank.run("rmq_status").stdout
     with bank.consuming("orders"):
-        stands(bank)
+        wait_until(lambda: rows.get().halted_attempt, 60, what="another consumer has it", step=0.2)
         assert rows.get().halted_at == since
-
-
-def test_a_consumer_that_stops_in_order_clears_its_halt(bank: Bank) -> None:
-    bank.goes_down()
-    with bank.consuming("orders") as consumer:
-        bank.publish("orders", 1)
-        stands(bank)
-        consumer.process.send_signal(signal.SIGTERM)
-        assert consumer.process.wait(60) == 0
-
-    assert halted(bank) == []
+    bank.comes_back()
+    with bank.consuming("orders"):
+        wait_until(lambda: not halted(bank), 60, what="another consumer settles it", step=0.5)
+        assert bank.did() == [1]

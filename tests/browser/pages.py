@@ -13,6 +13,8 @@ MALFORMED = 21
 """A group of permanent errors that no test edits here."""
 DELETED = 10_000
 """A message that is known from the audit log only."""
+EARLY = len(RunState) + 1
+"""The run that has sent waiting retries; before it there is one in each state."""
 STATES = {state: 30 + place for place, state in enumerate(State)}
 PAGES = {
     "groups": f"{ADMIN}/errorgroup/",
@@ -43,6 +45,8 @@ PAGES = {
     "restore": f"{MESSAGE}/{STATES[State.DISCARDED]}/restore/",
     "restore of what is parked": f"{MESSAGE}/{STATES[State.PARKED]}/restore/",
     "end of a hold": f"{MESSAGE}/{STATES[State.ON_HOLD]}/unhold/",
+    "end of many holds": f"{MESSAGE}/unhold/?message={STATES[State.ON_HOLD]}",
+    "restore of many": f"{MESSAGE}/restore/?message={STATES[State.DISCARDED]}",
     "edit of many": f"{MESSAGE}/edit/?group=1",
     "export": f"{MESSAGE}/export/?group=1",
     "list of keys": f"{MESSAGE}/keys/",
@@ -54,13 +58,19 @@ PAGES = {
     "preview of what waits": f"{RUN}/waiting/?queue=payments.main",
     "runs": f"{RUN}/",
     **{f"run {state}": f"{RUN}/{1 + place}/change/" for place, state in enumerate(RunState)},
+    "run of waiting retries": f"{RUN}/{EARLY}/change/",
+    "its failures": f"{RUN}/{EARLY}/outcomes/?of=failed",
+    "what it may have done twice": f"{RUN}/{EARLY}/outcomes/?of=perhaps_twice",
     "stop a run": f"{RUN}/1/control/?action=stop",
     "audit": f"{AUDIT}/",
     "act": f"{AUDIT}/1/change/",
     "audit export": f"{AUDIT}/export/",
     "index": f"{ADMIN}/",
     "status": f"{STATUS}/",
+    "handled again": f"{STATUS}/handled_again/",
+    "checked": f"{STATUS}/checked/?code=HANDLED_TWICE&run={EARLY}",
     "queues": f"{ADMIN}/queuecontrol/",
+    "first message of a halted queue": f"{ADMIN}/queuecontrol/first/?queue=ledger.post",
     "consumers": f"{ADMIN}/consumerprocess/",
     "outbox": f"{ADMIN}/outboxmessage/",
     "message in the outbox": f"{ADMIN}/outboxmessage/1/change/",

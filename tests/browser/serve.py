@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.contrib.auth.models import User
@@ -22,11 +23,13 @@ from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.models import (
     Action,
+    EarlyRetry,
     GatedAct,
     ItemReason,
     ItemState,
     MessageVersion,
     ParkedMessage,
+    QueueControl,
     RequeueItem,
     RequeueRun,
     RunState,
@@ -35,16 +38,17 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.parked.approvals import ask
 from django_rmq_retry.parked.audit import log_action
-from django_rmq_retry.parked.early_retries import RetryCause, WaitingReport
+from django_rmq_retry.parked.early_retries import DueRetry, LeftOutRetries, RetryCause, WaitingReport
 from django_rmq_retry.parked.four_eyes import Wish
 from django_rmq_retry.parked.key_lists import look_up, store
 from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.released import Released, Waiting
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import Kept
-from tests.admin.stopped import blocked, outgoing
-from tests.browser import outage
+from tests.admin.stopped import blocked, halted, outgoing
+from tests.browser import bank, outage
 from tests.browser.pages import DELETED
 from tests.browser.settings import asked
 from tests.parked.arrivals import ticket_in
@@ -126,6 +130,8 @@ def fill() -> None:
             made.message(cause)
     outgoing(failed=True)
     blocked(hostile, waiting=2)
+    halted("ledger.post")
+    QueueControl.objects.update(halted_seen_at=now + timedelta(days=1))
     consumers(evil)
     keys = ["ONE-0", "one-1", "absent", "HOLD-0 HOLD-1", evil, State.PROCESSED.value, State.ON_HOLD.value, "ACC-1"]
     store(keys, Actor(name="lead", user_id=lead.pk), look_up(keys))
@@ -187,12 +193,44 @@ def fill_states(now: datetime) -> None:
             RequeueItem.objects.create(
                 run=run, message=one, place=place, revision=1, state=kind, skip_code=ItemReason.LATE
             )
+    sent_early(now, edited)
     for action in Action:
         log_action(ann, action, message=edited.pk, reason="INC-553", facts={"difference": ["-1", "+2"], "rate": 20})
     log_action(ann, Action.DISCARD, message=DELETED, subject="DELETED", reason="duplicate: INC-553")
 
 
-def looked() -> broker_look.Look:
+def sent_early(now: datetime, parked: ParkedMessage) -> None:
+    """A run of waiting retries with each outcome, with harm done, and with long and hostile names."""
+    run = RequeueRun.objects.create(
+        by="ann", created_at=now, started_at=now, finished_at=now, state=RunState.FINISHED, retries_of="payments.main",
+        reason="INC-553", total=12, sent=9, processed=6, failed=3, skipped=3, handled_twice=1, perhaps_twice=2,
+        selection={"filter": {"queue": "payments.main"}, "count": 12, "delayed": 2},
+    )  # fmt: skip
+    evil = "<img src=x onerror=alert(1)>"
+    harm: dict[str, Any] = {"handled": 1, "redelivered": True}
+    outcomes: tuple[tuple[str, ItemState, dict[str, Any]], ...] = (
+        ("PAY-1", ItemState.PROCESSED, {"handled": 2}),
+        ("K" * 255, ItemState.PROCESSED, harm),
+        (evil, ItemState.PROCESSED, harm),
+        (evil, ItemState.FAILED, {"error": evil}),
+        ("PAY-5", ItemState.FAILED, {"error": "Gateway" * 30}),
+        ("EDITED", ItemState.FAILED, {"error": "GatewayTimeout", "identity": parked.identity}),
+        ("PAY-7", ItemState.SENT, {}),
+    )
+    for number, (shown, state, fields) in enumerate(outcomes):
+        values = {"identity": f"early {number}", "sent_at": now, "ended_at": now, **fields}
+        EarlyRetry.objects.create(run=run, shown=shown, state=state, **values)
+
+
+def few() -> tuple[Level, ...]:
+    """A queue that nobody reads, and its parked messages."""
+    return (
+        Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0),
+        Level(queue="payments.main.parked", role=Role.PARKED, ready=3, consumers=1),
+    )
+
+
+def looked(levels: Callable[[], tuple[Level, ...]]) -> broker_look.Look:
     """A broker with problems; unreachable for browsers that request it."""
     now = timezone.now()
     if getattr(asked, "broker", "") == "away":
@@ -201,11 +239,7 @@ def looked() -> broker_look.Look:
             away=Problem(code=Code.BROKER_AWAY, values={"address": "amqp://rabbit", "reason": "connection refused"}),
             since=now,
         )
-    levels = (
-        Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0),
-        Level(queue="payments.main.parked", role=Role.PARKED, ready=3, consumers=1),
-    )
-    return broker_look.Look(at=now, gauged=Gauged(levels=levels, api_set=False))
+    return broker_look.Look(at=now, gauged=Gauged(levels=levels(), api_set=False))
 
 
 def looked_at_waiting(form: early_form.EarlyForm) -> tuple[WaitingReport, str, str]:
@@ -215,17 +249,39 @@ def looked_at_waiting(form: early_form.EarlyForm) -> tuple[WaitingReport, str, s
         RetryCause(error=error, count=count, first=now + timedelta(minutes=1), last=now + timedelta(days=2))
         for error, count in (("GatewayTimeout", 1_800), ("Gateway" * 20, 186))
     )
-    return WaitingReport(queue=form.queue, count=1_986, causes=causes, not_seen="14 others were not looked at."), "", ""
+    evil = "<img src=x onerror=alert(1)>"
+    due = [
+        DueRetry(key=key, message_id=f"9f3c-{number}", error=evil, number=3, at=now, behind=number)
+        for number, key in enumerate(("PAY-7", "K" * 255, evil))
+    ]
+    without = set(form.wanted.without)
+    waits = Waiting(key="PAY-9", ordering_key="ACC-5")
+    front = (("PAY-3", waits), (evil, waits)) if without else ()
+    left = LeftOutRetries(count=len(without), in_front=front, first=now if without else None)
+    report = WaitingReport(
+        queue=form.queue,
+        count=1_986 - left.total,
+        causes=causes,
+        not_seen="14 others were not looked at.",
+        due=tuple(one for one in due if not without & {one.key, one.name}),
+        released=Released(messages=4, blockers=2),
+        left=left,
+    )
+    return report, "", ""
 
 
-SCENES = {"everything": (fill, succeed), "outage": (outage.fill, outage.pay)}
-"""What fills the database, and what the consumer does with a message."""
+SCENES = {
+    "everything": (fill, succeed, few),
+    "outage": (outage.fill, outage.pay, few),
+    "bank": (bank.fill, succeed, bank.levels),
+}
+"""What fills the database, what the consumer does with a message, and the queues on the broker."""
 
 
 def serve(scene: str) -> None:
     """Print the port, and serve until standard input ends with the parent process."""
     call_command("migrate", verbosity=0)
-    filled, handle = SCENES[scene]
+    filled, handle, levels = SCENES[scene]
     filled()
     threading.Thread(target=consume, args=(handle,), daemon=True).start()
 
@@ -233,7 +289,7 @@ def serve(scene: str) -> None:
     def transfer(message: Delivery) -> None:
         """Nothing."""
 
-    broker_look.look = looked
+    broker_look.look = partial(looked, levels)
     early_form._ask_broker = looked_at_waiting
     kept = Handled()
     with replaced_by(kept):

@@ -12,7 +12,12 @@ from tests.browser.pages import PAGES
 
 ANSWERS = {
     *("parkedmessage_reveal", "parkedmessage_body", "parkedmessage_newer", "requeuerun_export", "requeuerun_send"),
-    *("queuecontrol_change_state", "approvalrequest_approve", "approvalrequest_reject"),
+    *(
+        "queuecontrol_change_state",
+        "approvalrequest_approve",
+        "approvalrequest_reject",
+        "outboxmessage_discard_several",
+    ),
 }
 """Addresses that answer with a file, with a part of a page or with another page."""
 DJANGOS = ("add", "delete", "history")
@@ -42,7 +47,7 @@ ACTS = "(first) => [...document.querySelectorAll(first)].some((one) => one.check
 IDLE = {
     *("groups by queue", "no group", "nothing found", "preview of nothing"),
     *("help", "deleted message", "restore of what is parked", "runs", "audit", "act"),
-    *("consumers", "second persons", "blocked keys"),
+    *("consumers", "second persons", "blocked keys", "first message of a halted queue"),
 }
 """Pages to read, or whose rows lead to what can be done."""
 DIRECTION = "getComputedStyle(document.documentElement).direction"

@@ -7,6 +7,7 @@ import select
 import struct
 import sys
 import termios
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -97,22 +98,42 @@ def test_control_characters_in_a_cell_are_escaped() -> None:
     assert out.getvalue() == "a\\tb\tc\\nd\ne\tf\n"
 
 
-def test_a_row_is_cut_to_the_terminal_width_only_on_request() -> None:
+def on_a_terminal(columns: int, write: Callable[[Command], None]) -> list[str]:
+    """The lines that a command writes on a terminal of this width."""
     master, slave = open_terminal()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 12, 0, 0))
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     with os.fdopen(slave, "w", encoding="utf-8") as stream:
         command = Command(stdout=stream, no_color=True)
-        command.table([("1", "abcdefghijkl")], cut=True)
-        command.table([("1", "abcdefghi")], cut=True)
-        command.table([("1", "abcdefghijkl")])
+        write(command)
+        command.line("end")
         stream.flush()
         told = b""
         # A terminal hands over what has arrived so far.
-        while told.count(b"\n") < 3 and select.select([master], [], [], 10)[0]:
+        while not told.endswith(b"end\r\n") and select.select([master], [], [], 10)[0]:
             told += os.read(master, 1000)
     os.close(master)
+    return told.decode().splitlines()[:-1]
 
-    assert told.decode().splitlines() == ["1  abcdefgh…", "1  abcdefghi", "1  abcdefghijkl"]
+
+def test_a_row_is_cut_to_the_terminal_width_only_on_request() -> None:
+    def write(command: Command) -> None:
+        command.table([("1", "abcdefghijkl")], cut=True)
+        command.table([("1", "abcdefghi")], cut=True)
+        command.table([("1", "abcdefghijkl")])
+
+    assert on_a_terminal(12, write) == ["1  abcdefgh…", "1  abcdefghi", "1  abcdefghijkl"]
+
+
+def test_a_narrow_terminal_leaves_out_what_is_spare_and_cuts_the_widest_names_in_their_middle() -> None:
+    rows = [("ID", "KEY", "TYPE", "ERROR"), ("7", "statement-00017", "mail", "BankDown: no answer")]
+    rows.append(("8", "A-1", "", "E"))
+
+    assert on_a_terminal(30, lambda command: command.table(rows, cut=True, spare=["TYPE"])) == [
+        "ID  KEY           ERROR",
+        " 7  statem…00017  BankDown: n…",
+        " 8  A-1           E",
+    ]
+    assert on_a_terminal(80, lambda command: command.table(rows, cut=True, spare=["TYPE"]))[0].split() == [*rows[0]]
 
 
 @pytest.mark.parametrize(

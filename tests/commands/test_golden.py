@@ -3,6 +3,7 @@
 import getpass
 import re
 import socket
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,8 @@ ABSENT = str(FOLDER.parent / "absent.txt")
 DATABASE = {
     "list": ("rmq_parked", "list"),
     "list_none": ("rmq_parked", "list", "--key", "PAY-1"),
+    "list_handled_again": ("rmq_parked", "list", "--handled-again"),
+    "checked": ("rmq_parked", "checked", "PERHAPS_TWICE"),
     "keys": ("rmq_parked", "keys", LISTED),
     "keys_none": ("rmq_parked", "keys", ABSENT),
     "requeue_keys": ("rmq_parked", "requeue", "--keys-from", LISTED, "--dry-run"),
@@ -91,7 +94,7 @@ BROKER_ACTS = {
 
 
 @pytest.fixture(autouse=True)
-def night(monkeypatch: pytest.MonkeyPatch) -> None:
+def night(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A terminal with colours, always at the same moment."""
     monkeypatch.setattr(timezone, "now", lambda: NOW)
     monkeypatch.setenv("TERM", "xterm")
@@ -99,6 +102,8 @@ def night(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "secrets", SimpleNamespace(token_hex=lambda size: "00" * size))
     for name in ("NO_COLOR", "DJANGO_COLORS", "PYTHON_COLORS", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
+    with timezone.override("America/Chicago"):
+        yield
 
 
 def ago(**span: float) -> datetime:

@@ -60,9 +60,21 @@ def test_keys_of_messages_that_were_not_parked_are_named_with_their_place() -> N
         "PAY-61": "keys",
         "PAY-70": "queues",
     }
-    assert "5 keys match no message, or several. Nothing was changed." in refused.err
+    assert "5 keys match no message, several, or one elsewhere. Nothing was changed." in refused.err
     assert "PAY-61 (Waits for a blocked ordering key: PAY-61, behind PAY-60 (ordering key ACC-6))" in refused.err
     assert parked("keys", "-", given=b"PAY-61").code == 5
+
+
+def test_a_key_in_a_body_that_cannot_be_read_is_named_with_its_message() -> None:
+    cut = record(body=b'{"payment": "CUT-2", "amount": 12')
+    told = parked("keys", "-", given=b"CUT-2")
+    data = json.loads(parked("keys", "-", "--json", given=b"CUT-2").out)
+    refused = parked("discard", "--all", "--category", "test", "--yes", "--except-from", "-", given=b"CUT-2")
+
+    assert (told.lines[1][:4], told.code) == (["CUT-2", "in content", str(cut.pk), "parked"], 5)
+    assert (data["not_found"], data["in_content"]["CUT-2"][0]["id"]) == ([], cut.pk)
+    assert f"which is not left out: CUT-2 (#{cut.pk} parked)" in refused.err
+    assert (refused.code, again(cut).state) == (7, "parked")
 
 
 @pytest.mark.parametrize(("text", "code"), [("PAY-1", 0), ("PAY-1 PAY-9", 5), ("PAY-2", 5), ("PAY-9", 6)])
@@ -73,6 +85,14 @@ def test_the_exit_code_of_keys_states_whether_all_were_found(text: str, code: in
     assert parked("keys", "-", given=text.encode()).code == code
 
 
+def test_an_act_on_keys_of_which_none_was_found_has_nothing_to_confirm() -> None:
+    record(key="PAY-1")
+    told = parked("requeue", "--keys-from", "-", "--yes", given=b"PAY-8 PAY-9")
+
+    assert (told.out, told.code) == ("", 6)
+    assert "0 found and parked, 2 not found" in told.err
+
+
 def test_only_the_listed_messages_are_discarded_and_missing_keys_reported() -> None:
     one, two, other = record(key="PAY-1"), record(message_id="m-x"), record(key="PAY-3")
     words, keys = ("discard", "--keys-from", "-", "--category", "test", "--yes"), b"PAY-1\nm-x\nPAY-9\n"
@@ -80,7 +100,7 @@ def test_only_the_listed_messages_are_discarded_and_missing_keys_reported() -> N
     told = parked(*words, "--keys-checked", given=keys)
 
     assert (refused.out, refused.code, before) == ("", 7, "parked")
-    assert "1 key matches no message, or several. Nothing was changed." in refused.err
+    assert "1 key matches no message, several, or one elsewhere. Nothing was changed." in refused.err
     assert (told.out, told.code) == ("2 messages discarded.\n", 5)
     assert "3 keys: 2 found and parked, 1 not found, 0 found several times, 0 not open.\n  not found: PAY-9" in told.err
     assert [again(row).state for row in (one, two, other)] == ["discarded", "discarded", "parked"]

@@ -5,6 +5,7 @@ import os
 import signal
 import stat
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import django
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry.amqp.transport import ASLEEP_SECONDS
 from tests.commands.running import run
 from tests.shop.running import ROOT, Shop
 from tests.tooling import databases
 from tests.tooling.filled import Own
+from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
 ORDERS, LEDGER = "shop.orders", "shop.ledger"
@@ -381,6 +384,33 @@ def test_the_liveness_file_of_a_stopped_process_goes_stale(shop: Shop, tmp_path:
         consumer.signal(signal.SIGCONT)
 
         wait_until(lambda: path.stat().st_mtime > 1, what="it is written again")
+
+
+@pytest.mark.nightly
+def test_a_process_that_was_frozen_begins_nothing_that_another_one_has_handled(
+    shop: Shop, send: Send, vhost: Vhost, tmp_path: Path
+) -> None:
+    """It has four more messages in hand; RabbitMQ has taken it for dead."""
+    go = tmp_path / "go"
+    send("wait", **{"for": str(go)})
+    with shop.running("rmq_consume", "--threads", "1") as consumer:
+        wait_until(lambda: len(shop.noted("begin")) == 1)
+        send(*"abcd")
+        wait_until(lambda: vhost.queues()[ORDERS].get("messages_unacknowledged") == 5, timeout=30)
+        consumer.signal(signal.SIGSTOP)
+        over = time.monotonic() + ASLEEP_SECONDS
+        wait_until(lambda: vhost.close_connections(f"{consumer.pid}@"), timeout=30)
+        go.touch()
+        other = shop.run("rmq_consume", "--burst")
+        wait_until(lambda: time.monotonic() > over, timeout=30)
+        consumer.signal(signal.SIGCONT)
+        consumer.says("and it may be handled twice")
+        consumer.says("Connected", times=2)
+        consumer.signal()
+        consumer.code()
+
+    assert other.returncode == 0
+    assert sorted(shop.noted("end")) == ["end a", "end b", "end c", "end d", "end wait", "end wait"]
 
 
 @pytest.mark.parametrize(("words", "processes"), [((), 1), (("--processes", "2"), 2)])

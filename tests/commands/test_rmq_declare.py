@@ -159,7 +159,7 @@ def test_nothing_is_recreated_without_confirmation(amqp: BlockingChannel, vhost:
     ran = run("rmq_declare", "--recreate", "payments.charge")
 
     assert ran.code == Exit.UNCONFIRMED
-    assert "Are all consumers stopped? No terminal to confirm on. Pass --yes." in ran.err
+    assert "Are all consumers of the queue stopped? No terminal to confirm on. Pass --yes." in ran.err
     assert vhost.queues()["payments.charge"]["type"] == "classic"
 
 

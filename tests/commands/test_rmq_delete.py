@@ -53,6 +53,17 @@ def test_nothing_is_deleted_without_confirmation(more: list[str], vhost: Vhost) 
 
 
 @pytest.mark.on_both
+def test_the_question_says_who_reads_the_queue_now(amqp: BlockingChannel) -> None:
+    """ "Are all consumers stopped?" was asked while those of the other queues had to run."""
+    unread = run("rmq_delete", "payments.charge")
+    amqp.basic_consume("payments.charge", lambda *_: None)
+    read = run("rmq_delete", "payments.charge")
+
+    assert "No consumer reads them now; consumers of other queues may run. No terminal" in unread.err
+    assert "Their consumers now: payments.charge 1. No terminal" in read.err
+
+
+@pytest.mark.on_both
 def test_deleting_all_deletes_every_queue_and_exchange_of_the_project(amqp: BlockingChannel, vhost: Vhost) -> None:
     amqp.queue_declare("foreign", durable=True)
 
@@ -61,6 +72,20 @@ def test_deleting_all_deletes_every_queue_and_exchange_of_the_project(amqp: Bloc
     assert ran.code == Exit.DONE
     assert ran.data["exchanges"] == ["payments"]
     assert (set(vhost.queues()), vhost.exchanges()) == ({"foreign"}, {})
+
+
+@pytest.mark.on_both
+def test_deleting_all_deletes_nothing_while_a_consumer_reads_a_queue(amqp: BlockingChannel, vhost: Vhost) -> None:
+    """A loop had taken its work queue back, and lost its retry queue and its parking queue to ``--all``."""
+    before = set(vhost.queues())
+    amqp.basic_consume("payments.charge", lambda *_: None)
+
+    ran = run("rmq_delete", "--all", "--yes")
+
+    assert ran.code == Exit.DRIFT
+    assert "Nothing was deleted, because these queues have consumers: payments.charge 1. Stop them; or, if" in ran.err
+    assert (set(vhost.queues()), set(vhost.exchanges())) == (before, {"payments"})
+    assert run("rmq_delete", "--all", "--force", "--yes").code == Exit.DONE
 
 
 @pytest.mark.on_both

@@ -182,7 +182,7 @@ def test_a_status_begins_with_what_needs_somebody_and_folds_the_queues_that_are_
     assert ran.lines[1] == [
         "consumers",
         "error",
-        "No consumer is alive. Last heartbeat 1 min ago: vm:18494, vm:18496.",
+        "No consumer is alive. Last heartbeat 1 min ago: vm:18496, vm:18494.",
         "1 queue stands still, 0 messages ready.",
         "Start manage.py rmq_consume",
     ]

@@ -11,9 +11,10 @@ from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.health import facts, time_limit
-from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, QueueControl, State
+from django_rmq_retry.models import BlockedKey, BlockedMessage, ErrorGroup, OutboxMessage, QueueControl, State
 from tests.commands.running import Exit, Ran, Terminal, run
 from tests.operators.made import group, record, requeue_run
+from tests.tooling.waiting import wait_until
 
 pytestmark = [
     pytest.mark.contract,
@@ -62,6 +63,16 @@ def test_parked_and_waiting_messages_are_counted() -> None:
 
     assert lines(ran)[0] == "Consumers 0 · parked 4 (+2 in 10 min), oldest 2 h ago · requeue runs 1 active"
     assert ran.code == Exit.DONE
+
+
+def test_the_only_cause_is_requeued_unless_its_error_is_permanent() -> None:
+    cause = group(reason="permanent")
+    record(group=cause, reason="permanent")
+    lasting = run("rmq_status").out
+    ErrorGroup.objects.update(reason="retries_exhausted")
+
+    assert f"manage.py rmq_parked list --group {cause.pk}" in lasting
+    assert f"manage.py rmq_parked requeue --group {cause.pk} --dry-run" in run("rmq_status").out
 
 
 def test_parked_messages_are_a_warning_and_after_four_hours_a_problem() -> None:
@@ -186,7 +197,8 @@ def test_a_queue_that_differs_from_its_declaration_is_a_problem(amqp: BlockingCh
     ran = run("rmq_status", "--check")
 
     assert ran.code == Exit.UNHEALTHY
-    assert "exchange payments: it does not exist: manage.py rmq_declare" in ran.out
+    lacking = "exchange payments, binding payments → payments.charge by 'charge.#'"
+    assert f"the broker lacks {lacking}: manage.py rmq_declare" in ran.out
     assert "queue payments.charge.retry.10s: differs, " in ran.out
     assert [line[1:] for line in run("rmq_status").lines if line[0] == "Topology"] == [["✕", "4/7"]]
 
@@ -199,9 +211,9 @@ class TestDatabase:
         monkeypatch.setattr(facts, "survey", away)
         ran = run("rmq_status")
 
-        assert ran.code == Exit.DONE
+        assert ran.code == Exit.ERROR
         assert ran.lines[1][:2] == ["database", "error"]
-        assert ["Database", "✕", "connection to server failed: Connection refused"] in ran.lines
+        assert ["Database", "✕", "cannot be used"] in ran.lines
         assert ["payments.charge", "work", "0", "0", "! no consumer reads this queue"] in ran.lines
         assert lines(ran)[0] == "Consumers unknown"
         assert "It may be paused, or its breaker open" in ran.out
@@ -236,6 +248,7 @@ def test_an_unresponsive_database_is_given_up_after_a_timeout(monkeypatch: pytes
     monkeypatch.setattr(facts, "survey", lambda: over.wait(30))
     ran = run("rmq_status", "--check", "--timeout", "0.5")
     over.set()
+    wait_until(lambda: "rmq-survey" not in [one.name for one in threading.enumerate()], what="its thread ends")
 
     assert (ran.code, ran.out) == (Exit.UNHEALTHY, "FAIL database: 'default' did not answer within 0.5 s\n")
 

@@ -173,7 +173,7 @@ def test_pages_and_commands_count_alike_what_waits_behind_keys_and_was_parked_la
     record(parked_at=now, cycle=2, requeued_at=now - timedelta(minutes=3))
     tile, told = Page(browser.get("/admin/rmq_retry/livestatus/")).text, run("rmq_status", "--json").data["parked"]
     assert "Parked in 10 minutes 2 1 new · 1 failed again" in tile
-    assert (told["recent"], told["recent_again"], told["recent_gone"]) == (2, 1, 0)
+    assert (told["recent"], told["recent_again"], told["recent_still"]) == (2, 1, 2)
 
 
 def test_failed_messages_of_the_outbox_say_since_when_and_which_failed_first() -> None:

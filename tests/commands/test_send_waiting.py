@@ -2,6 +2,7 @@
 
 import json
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,7 +68,7 @@ def test_a_dry_run_names_the_causes_and_sends_nothing(waiting: BlockingChannel) 
 def test_all_that_wait_are_sent_and_the_audit_log_tells_who_and_why(waiting: BlockingChannel) -> None:
     told = run("rmq_queue", "send-waiting", QUEUE, "--yes", "--wait", "0", "--rate", "100", "--reason", "bank is back")
 
-    assert told.code == Exit.PARTLY
+    assert told.code == Exit.DONE
     number = RequeueRun.objects.get().pk
     assert f"Requeue run {number} (waiting for outcomes): 3 waiting for outcome." in told.out
     assert f"No consumer reads {QUEUE!r}" in told.err
@@ -87,9 +88,23 @@ def test_one_is_sent_by_its_id_without_a_question_and_a_run_is_left_to_the_consu
 
     found = json.loads(told.out)["run"]
     assert (told.code, found["retries_of"], found["total"], found["sent"]) == (Exit.DONE, QUEUE, 1, 0)
-    assert run("rmq_parked", "requeue-run", str(found["id"]), "--wait", "0").code == Exit.PARTLY
+    assert run("rmq_parked", "requeue-run", str(found["id"]), "--wait", "0").code == Exit.DONE
     has(waiting, QUEUE, 1)
     has(waiting, WAITING, 2)
+
+
+def test_what_a_file_names_is_left_out_and_said(waiting: BlockingChannel, tmp_path: Path) -> None:
+    paid = tmp_path / "paid.csv"
+    paid.write_text("b\ngone\n")
+    words = ("rmq_queue", "send-waiting", QUEUE, "--except-from", str(paid))
+    shown = json.loads(run(*words, "--dry-run", "--json").out)
+    told = run(*words, "--yes", "--wait", "0", "--rate", "100")
+
+    assert (shown["waiting"], shown["left_out"]["count"], shown["left_out"]["missing"]) == (2, 1, ["gone"])
+    assert "No waiting retry has 1 key: gone." in told.err
+    assert "1 waiting message left out. RabbitMQ delivers what is left out when it is due, the first at" in told.err
+    has(waiting, QUEUE, 2)
+    has(waiting, WAITING, 1)
 
 
 def test_many_need_a_reason(waiting: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +133,7 @@ def test_a_look_ends_at_its_size_and_what_is_behind_it_waits(
     monkeypatch.setattr(withdrawal, "MOST_LOOKED_AT_BYTES", 4 * len(b"{}"))
     within = run("rmq_queue", "send-waiting", QUEUE, "--key", "c", "--yes", "--wait", "0")
 
-    assert (behind.code, within.code) == (Exit.NOTHING, Exit.PARTLY)
+    assert (behind.code, within.code) == (Exit.NOTHING, Exit.DONE)
     has(waiting, QUEUE, 1)
     has(waiting, WAITING, 2)
 

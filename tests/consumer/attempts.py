@@ -39,7 +39,8 @@ def finished(
 ) -> FinishedAttempt:
     """An attempt that has ended with a verdict, as journals receive it."""
     arrived = arrival or delivery(message_id="m-1")
-    return FinishedAttempt(delivery=arrived, verdict=verdict, subscription=handler, seconds=seconds, error=error)
+    told: dict[str, Any] = {"seconds": seconds, "error": error, "stale": arrived.is_stale}
+    return FinishedAttempt(delivery=arrived, verdict=verdict, subscription=handler, **told)
 
 
 @dataclass

@@ -4,8 +4,9 @@ import json
 import struct
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,8 +30,10 @@ from django_rmq_retry import (
     StopTheLine,
 )
 from django_rmq_retry.amqp.frames import check_writable, marshal_publish
+from django_rmq_retry.attempts.rows import AttemptDraft, draft_of
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers import Match, Subscription
+from django_rmq_retry.handlers.verdicts import was_unacked
 from django_rmq_retry.messages import (
     DONE,
     Codec,
@@ -44,8 +47,8 @@ from django_rmq_retry.messages import (
 from django_rmq_retry.messages.header_names import ANSWER
 from django_rmq_retry.policies import Backoff, Hop, Kind, Policy, Route
 from django_rmq_retry.policies.policy import AutoAck
-from tests.consumer.attempts import PLAIN, Bench, Book
-from tests.handlers.factories import delivery
+from tests.consumer.attempts import PLAIN, Bench, Book, pipeline_of
+from tests.handlers.factories import delivery, subscription
 from tests.messages.parked_copies import read_back
 
 DIRECT = "amq.rabbitmq.reply-to.g1AAA"
@@ -162,6 +165,63 @@ def test_whatever_a_codec_raises_parks_the_message() -> None:
     assert reason_in(Bench(codec=Mad()).settle()) == "undecodable_body"
 
 
+def test_a_codec_gets_the_properties_of_every_message() -> None:
+    """It got them only of a message with a content-encoding, and always in the test kit."""
+
+    class ByVersion(Json):
+        def decode(self, body: bytes, properties: Properties | None = None) -> object:
+            assert properties is not None
+            return properties.type, super().decode(body, properties)
+
+    got: list[Any] = []
+    bench = Bench(codec=ByVersion(), act=lambda message: got.append(message.data))
+    for arrival in (delivery(type="v2"), delivery(type="v2", content_encoding="utf-8"), delivery()):
+        bench.settle(arrival)
+
+    assert [kind for kind, _data in got] == ["v2", "v2", None]
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_success_whose_connection_was_lost_meanwhile_is_told_and_recorded(
+    caplog: pytest.LogCaptureFixture, *, lost: bool
+) -> None:
+    """A frozen consumer paid four payments three minutes after others had, and its log said "ack"."""
+    line, book = SimpleNamespace(stale=False), Book(notes_acks=False)
+
+    def pay(_message: Delivery) -> None:
+        line.stale = lost
+
+    Bench(act=pay, book=book).settle(replace(delivery(message_id="m-1"), token=(line, 1)))
+
+    assert [one.verdict.name for one in book.notes] == (["ack"] if lost else [])
+    assert ("message 'm-1', but its connection was lost" in caplog.text) == lost
+
+
+class EndingLine:
+    """Its connection is lost after so many looks at it."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    @property
+    def stale(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+@pytest.mark.parametrize("looks", range(1, 5))
+def test_a_lost_connection_is_told_by_all_who_tell_of_an_attempt_or_by_none(
+    caplog: pytest.LogCaptureFixture, looks: int
+) -> None:
+    named = replace(subscription(PLAIN), keys=lambda _message: ["PAY-1"])
+    line, drafts = EndingLine(looks), list[AttemptDraft]()
+    journal = SimpleNamespace(notes_acks=True, note=lambda attempt: drafts.append(draft_of(attempt, None)))
+    pipeline_of(named, journals=(journal,)).attempt(replace(delivery(message_id="m-1"), token=(line, 1)))
+    warned = "but its connection was lost" in caplog.text
+
+    assert [(one.redelivered, bool(one.keys)) for one in drafts] == [(warned, warned)]
+
+
 def test_a_message_that_no_handler_takes_is_parked_with_that_reason() -> None:
     bench = Bench(match=Match(type="charge"))
     settlement = bench.settle(delivery(type="refund"))
@@ -239,6 +299,8 @@ def test_a_quarantined_message_is_parked_after_five_worker_deaths() -> None:
     assert "run" not in bench.log
     # No handler has made this attempt.
     assert ("rmq-retry-handler" in copy.headers, bench.book.notes[0].subscription) == (False, None)
+    # Eight workers died with it: three before it was quarantined.
+    assert bench.book.notes[0].verdict.detail.startswith("Redelivered 8 times after its workers stopped")
 
 
 LOOP = RetryThenPark(via=DeadLetter(exchange="again", queue="later", after=5))
@@ -276,6 +338,58 @@ def test_a_message_parked_after_crashes_counts_only_finished_attempts(
     assert copy.headers["rmq-retry-reason"] == "worker_stopped"
     assert copy.headers.get("rmq-retry-attempts") == ended
     assert bench.book.notes[0].delivery.attempt == (ended or 0) + 1
+
+
+STOPPED_CLEANLY = {"x-delivery-count": 0, "x-acquired-count": 1}
+"""The counts of RabbitMQ 4.3 for a message that a worker gave back before it ended."""
+
+
+@pytest.mark.parametrize(
+    ("policy", "queue", "counts", "unacked"),
+    [
+        (PLAIN, "payments", {}, 1),
+        (PLAIN, "payments", {"x-delivery-count": 1}, 1),
+        (PLAIN, "payments", {"x-delivery-count": 1, "x-acquired-count": 1}, 1),
+        (PLAIN, "payments", STOPPED_CLEANLY, None),
+        (PLAIN, "payments.quarantine", {}, 1),
+        (LOOP, "payments", {}, 1),
+        # The broker marks each retry of these as redelivered.
+        (RetryThenPark(attempts=2, via=NackRequeue()), "payments", {}, None),
+        (RetryThenPark(attempts=2, via=Native(5)), "payments", {"x-delivery-count": 1}, None),
+    ],
+    ids=["classic", "quorum", "4.3", "4.3, given back", "quarantine", "loop", "requeue", "native"],
+)
+def test_a_failed_message_remembers_that_a_consumer_had_it_before(
+    policy: Policy, queue: str, counts: dict[str, object], unacked: int | None
+) -> None:
+    bench = Bench(policy=policy, act=raising(Broken()))
+    failed = copy_in(bench.settle(delivery(queue=queue, redelivered=True, headers=counts)))
+    put = {name: value for name, value in failed.headers.items() if name != "rmq-retry-attempts"}
+    last = copy_in(Bench(act=raising(Park("closed"))).settle(delivery(headers=put)))
+
+    assert failed.headers.get("rmq-retry-unacked") == unacked
+    assert last.headers.get("rmq-retry-unacked") == unacked
+
+
+@pytest.mark.parametrize(
+    ("counts", "unacked"),
+    [({}, False), ({"x-delivery-count": 2}, False), ({"x-delivery-count": 3}, True)],
+    ids=["classic", "rejected", "rejected, and lost once"],
+)
+def test_what_comes_back_from_a_dead_letter_loop_is_not_taken_for_lost(
+    counts: dict[str, object], *, unacked: bool
+) -> None:
+    """RabbitMQ 4 marks it as redelivered: each message of such a loop was left out of requeues."""
+    deaths = [{"queue": "payments", "reason": "rejected", "count": 2}, {"queue": "w", "reason": "expired", "count": 2}]
+    back = delivery(redelivered=True, headers={"x-death": deaths, **counts})
+
+    assert was_unacked(back, subscription(LOOP)) is unacked
+
+
+def test_a_message_that_failed_in_the_hands_of_its_consumer_has_no_doubt() -> None:
+    copy = copy_in(Bench(act=raising(Broken())).settle(delivery()))
+
+    assert "rmq-retry-unacked" not in copy.headers
 
 
 def test_crash_limit_none_disables_parking_after_crashes() -> None:

@@ -4,6 +4,8 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -36,12 +38,13 @@ from django_rmq_retry.handlers.call import Unready, guarded
 from django_rmq_retry.hooks import AroundAttempt, AroundPublish
 from django_rmq_retry.messages import DONE, Instruction
 from django_rmq_retry.testing import RmqTest
-from tests.consumer.attempts import surroundings
+from tests.consumer.attempts import pipeline_of, surroundings
 from tests.consumer.taps import Tap
 from tests.handlers.factories import delivery
 from tests.tooling.waiting import wait_until
 
 POLICY = RetryThenPark(attempts=2, backoff=Fixed(10))
+QUEUE = Queue("payments")
 pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
@@ -173,6 +176,23 @@ def test_a_half_gets_fresh_data(rmq: RmqTest) -> None:
     rmq.drain()
 
     assert bank.calls == [[{"n": 1, "seen": 1}, {"n": 2, "seen": 1}], [{"n": 1, "seen": 1}], [{"n": 2, "seen": 1}]]
+
+
+def test_no_half_is_called_again_once_the_connection_is_lost() -> None:
+    """The broker delivers all of them again: those that a half has done would be done twice."""
+    line, calls = SimpleNamespace(stale=False), list[int]()
+
+    def act(messages: Sequence[Delivery]) -> None:
+        calls.append(len(messages))
+        line.stale = len(calls) == 2
+        raise ValueError("no account")
+
+    one = Subscription(name="h", run=print, run_batch=act, queue=QUEUE, policy=POLICY, park="p", batch=Batch(4))
+    ends = list[object]()
+    arrivals = [replace(delivery(), token=(line, number)) for number in range(4)]
+    pipeline_of(one).attempt_batch(arrivals, lambda _delivery, end: ends.append(end))
+
+    assert (calls, ends) == ([4, 2], [DONE] * 4)
 
 
 def test_an_open_breaker_turns_the_rest_of_a_batch_away(rmq: RmqTest) -> None:

@@ -1,6 +1,7 @@
 """The log of verdicts: one line for each, and never what a sender wrote as it is."""
 
 import logging
+import threading
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -73,6 +74,29 @@ def test_a_body_is_never_logged(caplog: pytest.LogCaptureFixture) -> None:
         Events(lambda: 1.0).note(attempt(retry(1, NOTE), delivery(body=b"card 4111222233334444")))
 
     assert "4111222233334444" not in caplog.text
+
+
+def test_a_function_for_keys_that_waits_keeps_no_other_thread_from_its_counts() -> None:
+    """It ran under the lock that each settled message needs: one that asked a hanging database stopped the process."""
+    events, waits, goes_on = Events(lambda: 1.0), threading.Event(), threading.Event()
+
+    def keys(_arguments: object) -> list[str]:
+        waits.set()
+        goes_on.wait(20)
+        return ["PAY-1"]
+
+    halted = threading.Thread(target=events.note, args=(attempt(halt(1, NOTE), keys=keys),))
+    halted.start()
+    try:
+        assert waits.wait(20)
+        other = threading.Thread(target=events.note, args=(attempt(ACK),), daemon=True)
+        other.start()
+        other.join(10)
+        assert events.counts[Kind.ACK] == 1
+    finally:
+        goes_on.set()
+        halted.join(20)
+    assert events.counts[Kind.HALT] == 1
 
 
 def test_a_halted_line_is_listed_until_it_continues(caplog: pytest.LogCaptureFixture) -> None:

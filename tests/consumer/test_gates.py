@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,3 +93,17 @@ def test_a_message_that_a_gate_parks_is_recorded_and_not_run() -> None:
     assert (copy.routing_key, copy.headers["rmq-retry-detail"]) == ("payments.parked", "it cannot wait")
     assert "rmq-retry-attempts" not in copy.headers
     assert ([one.detail for one in noted], runs, gate.heard) == (["it cannot wait"], [], [])
+
+
+def test_a_message_whose_connection_is_lost_at_a_gate_does_not_begin() -> None:
+    """A gate may wait for its database longer than the connection lives: the broker delivers the message again."""
+    line, runs = SimpleNamespace(stale=False), list[Delivery]()
+
+    class Hanging(One):
+        def enter(self, delivery: Delivery, subscription: Subscription) -> None:
+            line.stale = True
+
+    gate, noted = Hanging(), list[Verdict]()
+    settlement = attempts(runs.append, noted, gate)(replace(delivery(), token=(line, 1)))
+
+    assert (settlement, runs, noted, gate.heard) == (DONE, [], [], [])

@@ -95,6 +95,7 @@ def test_a_message_in_flight_is_in_the_row_until_its_handler_ends(bank: Bank) ->
             "attempt": 1,
             "timeout": None,
             "auto_ack": False,
+            "again": False,
             "blocks_since": None,
         }
         began = bank.diary("began")[0]["at"]
@@ -247,7 +248,7 @@ def test_missing_tables_cost_one_warning_and_no_message(bank: Bank, tmp_path: Pa
 
 def test_rows_of_vanished_consumers_are_deleted_by_age(bank: Bank) -> None:
     now, entry = timezone.now(), {"queue": "payments"}
-    ages = {"new": (9, []), "old": (11, []), "kept": (11, [entry]), "older": (1441, [entry])}
+    ages = {"new": (59, []), "old": (61, []), "kept": (61, [entry]), "older": (1441, [entry])}
     for name, (minutes, entries) in ages.items():
         at = now - timedelta(minutes=minutes)
         facts: dict[str, Any] = {"host": "h", "pid": os.getpid(), "started_at": at, "beat_at": at}

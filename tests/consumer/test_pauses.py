@@ -31,7 +31,7 @@ class Source:
 
 
 def test_a_message_redelivered_during_a_pause_still_gets_a_thread() -> None:
-    line = SimpleNamespace(open=True)
+    line = SimpleNamespace(stale=False)
     first, second = (Delivery(queue=QUEUE, body=b"%d" % number, token=(line, number)) for number in (1, 2))
     handler = Subscription(
         name="post",

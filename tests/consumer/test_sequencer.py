@@ -12,7 +12,7 @@ from tests.tooling.waiting import wait_until
 class Line:
     """A line, which distinguishes the deliveries of one connection from those of another."""
 
-    open = True
+    stale = False
 
 
 def arrival(key: str, number: int, line: object, *, queue: str = "q") -> Delivery:
@@ -124,7 +124,7 @@ def test_a_message_kept_on_a_lost_channel_unblocks_its_key() -> None:
 
 def test_a_delivery_of_a_closed_channel_is_not_started() -> None:
     closed = Line()
-    closed.open = False
+    closed.stale = True
     turns = sequencer(arrival("a", 1, closed))
 
     assert taken(turns) is None

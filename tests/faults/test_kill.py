@@ -1,11 +1,20 @@
 """Kill -9 of the consumer at each step of an attempt: no message is lost, and only documented duplicates occur."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
+from django_rmq_retry import Delivery
+from django_rmq_retry.messages import Headers, Properties, encode_properties
+from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.parked.may_have_run import may_have_run
+from django_rmq_retry.parked.store import RecordStore
+from tests.amqp.declared import ready
+from tests.faults.handlers import PARKED, QUEUE
 from tests.faults.scene import Scene
 from tests.tooling.marks import nightly_but
+from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +62,31 @@ def test_a_kill_between_handler_and_ack_runs_the_handler_twice(scene: Scene, way
     assert scene.lost(IDS) == set()
     assert set(more_than_once(scene.did())) - {VICTIM} <= unacked(prefetch)
     assert scene.did()[VICTIM] == 2
+
+
+@pytest.mark.django_db
+def test_what_a_killed_worker_had_done_is_requeued_by_no_bulk_run_after_later_failures(scene: Scene) -> None:
+    """It was paid, its worker was killed, and three ordinary failures later an operator would have paid it again."""
+    scene.declare()
+    scene.publish([VICTIM], dies_done=True, fails=3)
+    scene.publish(LATER, fails=3)
+
+    assert scene.worker(prefetch=ONE_AT_A_TIME).ended() == -9
+    worker = scene.worker(prefetch=ONE_AT_A_TIME)
+    with scene.channel() as channel:
+        wait_until(lambda: ready(channel, PARKED) == 1 + len(LATER), 60, what="all are parked", step=0.1)
+        arrivals = [channel.basic_get(PARKED, auto_ack=True) for _ in range(1 + len(LATER))]
+    assert worker.stopped() == 0
+
+    RecordStore({PARKED: QUEUE}, []).store([parked(arrival) for arrival in arrivals])
+    assert [one.message_id for one in ParkedMessage.objects.filter(may_have_run())] == [str(VICTIM)]
+    assert set(ParkedMessage.objects.values_list("reason", "attempts")) == {("retries_exhausted", 3)}
+
+
+def parked(arrival: tuple[Any, Any, Any]) -> Delivery:
+    _method, properties, body = arrival
+    raw = encode_properties(Properties(message_id=properties.message_id, headers=Headers.of(properties.headers)))
+    return Delivery(queue=PARKED, body=body, raw=raw)
 
 
 @pytest.mark.nightly

@@ -241,7 +241,7 @@ A_BINDING = "a list of bindings, such as [Exchange('events', 'topic').bind('orde
             handler,
             "routing_key",
             "k\ud800",
-            "The routing key 'k\\ud800' contains '\\ud800', which UTF-8 cannot encode.",
+            "The routing key of handler(routing_key=…) 'k\\ud800' contains '\\ud800', which UTF-8 cannot encode.",
         ),
     ],
 )

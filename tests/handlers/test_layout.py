@@ -274,6 +274,14 @@ def test_a_consumer_needs_every_queue_and_exchange_it_publishes_to() -> None:
     ]
 
 
+def test_what_others_declare_is_needed_as_external() -> None:
+    loop = DeadLetter(exchange="retry-exchange", queue="retry-queue", after=30)
+    theirs = subscription(RetryThenPark(attempts=4, via=loop), queue=Queue("theirs", existing=True))
+    found = needed(work_queues_of([theirs]), extra=[Exchange("retry-exchange", existing=True)])
+
+    assert {one.name for one in found if one.existing} == {"theirs", "retry-exchange"}
+
+
 @pytest.mark.parametrize(
     ("queue", "policy", "so"),
     [

@@ -367,7 +367,7 @@ class TestRoomInTheFrame:
 
 
 def test_every_stamp_header_is_removed_before_a_new_stamp() -> None:
-    full = Stamp(attempts=1, since=1, wait=1, exchange="e", routing_key="k", queue="q", summary="s", traceparent="t")
+    full = Stamp(1, 1, 1, exchange="e", routing_key="k", queue="q", summary="s", traceparent="t", unacked=1)
 
     assert set(full.headers()) == STAMPED
     assert STAMPED < OURS

@@ -11,10 +11,12 @@ from django.utils.translation import override
 
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.breakers.table import state_of
-from django_rmq_retry.health import problems
+from django_rmq_retry.errors import BrokerUnreachable
+from django_rmq_retry.health import facts, problems
 from django_rmq_retry.health.condition import Condition
 from django_rmq_retry.health.facts import (
     BlockedCounts,
+    HandledAnyway,
     LargestCause,
     OverdueRetries,
     ParkedCounts,
@@ -33,16 +35,27 @@ from django_rmq_retry.health.problems import (
     in_runs,
     in_survey,
     too_many_parked,
+    unreachable,
 )
 from django_rmq_retry.health.processes import unreplaced
 from django_rmq_retry.health.rules import Code, Problem, Severity
-from django_rmq_retry.models import ConsumerProcess, ErrorGroup, QueueControl, RequeueRun, RunState, RunWait
+from django_rmq_retry.models import (
+    ConsumerProcess,
+    ErrorGroup,
+    OutboxMessage,
+    ParkedMessage,
+    QueueControl,
+    RequeueRun,
+    RunState,
+    RunWait,
+)
 from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.parked.groups import Lately
 from django_rmq_retry.topology import QueueDeclaration, Role
-from django_rmq_retry.topology.declarations import Server
+from django_rmq_retry.topology.declarations import ExchangeDeclaration, Server
 from django_rmq_retry.topology.plan import Difference, Item, Plan, PlanState
 from django_rmq_retry.wording import minute
+from tests.admin import made
 
 NOW = timezone.now()
 BEGAN = NOW - timedelta(minutes=3)
@@ -151,6 +164,15 @@ def test_an_abandoned_queue_is_moved_with_its_work_queue_unless_others_consume_t
     assert [problem.fix for problem in judged.problems] == [command]
 
 
+def test_an_empty_abandoned_queue_is_not_deleted_while_parked_messages_belong_to_it() -> None:
+    """The commands advised to delete the queue to which ten parked payments would return."""
+    levels = (level("old", abandoned=True), level("old.parked", Role.PARKED, abandoned=True, home="old"))
+    health = Health(survey=surveyed(parked_in={"old": 10}), gauged=Gauged(levels=levels, api_set=True))
+
+    said = "abandoned, empty; 10 parked messages belong to old: first edit, move or discard them"
+    assert [one.row for judged in health.judged for one in judged.problems] == [said] * 2
+
+
 def test_an_empty_abandoned_queue_is_not_deleted_while_a_queue_beside_it_has_messages() -> None:
     """A row said "abandoned, empty: manage.py rmq_delete payments.legacy" beside 5 messages of that queue."""
     waits = level("old.retry.1s", Role.WAITING, abandoned=True, home="old")
@@ -207,7 +229,8 @@ def test_a_pause_says_until_when() -> None:
 
 
 def halted(at: Any) -> dict[str, Any]:
-    return {"halted": (QueueControl(queue="q", halted_at=at, halted_attempt=7, halted_error="NotCovered."),)}
+    facts = {"halted_seen_at": NOW, "halted_attempt": 7, "halted_error": "NotCovered."}
+    return {"halted": (QueueControl(queue="q", halted_at=at, **facts),)}
 
 
 GATEWAY = LargestCause(
@@ -215,6 +238,7 @@ GATEWAY = LargestCause(
     count=4000,
     places={"transfer": 2000, "card": 2000},
     only=None,
+    permanent=False,
     newest=9,
     newest_since=BEGAN,
     again=0,
@@ -239,7 +263,7 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"parked": ParkedCounts(count=4712, oldest=ago(hours=3)), "cause": GATEWAY},
         [
-            "PARKED_MANY 4,712 messages parked: 4,000 GatewayTimeout, growing.",
+            "PARKED_MANY 4,712 messages parked: 4,000 GatewayTimeout, growing; 712 others.",
         ],
     ),
     (
@@ -248,6 +272,14 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
             "cause": replace(GATEWAY, last_new=None, last_seen=ago(minutes=2)),
         },
         [f"PARKED_MANY 4,712 messages parked: 4,000 GatewayTimeout, +9 since {SINCE}, none for 2"],
+    ),
+    (
+        {
+            "parked": ParkedCounts(count=4712, oldest=ago(hours=3)),
+            "cause": replace(GATEWAY, last_new=ago(minutes=7), last_seen=ago(minutes=4)),
+        },
+        # One of them was requeued and failed again 4 minutes ago: no new one.
+        [f"PARKED_MANY 4,712 messages parked: 4,000 GatewayTimeout, +9 since {SINCE}, none for 7"],
     ),
     ({"parked": ParkedCounts(count=99, oldest=ago(hours=3))}, ["PARKED 99 messages parked."]),
     ({"parked": ParkedCounts(count=100, oldest=NOW)}, ["PARKED_MANY 100 messages parked."]),
@@ -264,6 +296,14 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (halted(ago(minutes=5)), ["HALTED Queue 'q' has been halted for 5 min, attempt 7: NotCovered."]),
     (halted(ago(minutes=11)), ["HALTED_LONG Queue 'q' has been halted for 11 min, attempt 7: NotCovered."]),
+    (
+        {"anyway": HandledAnyway(count=1, last=17, at=ago(minutes=3))},
+        ["HANDLED_ANYWAY Message #17 was handled after an operator had discarded it."],
+    ),
+    (
+        {"anyway": HandledAnyway(count=2, last=17, at=ago(minutes=3))},
+        ["HANDLED_ANYWAY 2 messages were handled after an operator had discarded them, #17 last."],
+    ),
     ({"silent": SilentCopies(count=1, oldest=ago(hours=2))}, ["NO_OUTCOME 1 message was requeued 2 h ago and has no"]),
     (
         {"silent": SilentCopies(count=1001, oldest=ago(hours=2))},
@@ -326,9 +366,8 @@ def test_the_finding_of_parked_messages_is_short_and_the_rest_stands_below_it() 
     [found] = [one for one in needs(known, []) if one.code is Code.PARKED_MANY]
 
     assert found.why == (
-        "In transfer 2,000, card 2,000. 712 in 11 other error groups. The oldest 3 h ago. Requeue run 8 is to send 300 "
-        "of them. 7 more wait behind blocked keys. Each waits for an operator, and so many at once have a cause that "
-        "somebody has to find."
+        "GatewayTimeout: transfer 2,000, card 2,000. The rest in 11 other error groups. The oldest 3 h ago. Requeue "
+        "run 8 is to send 300 of them. 7 more wait behind blocked keys."
     )
 
 
@@ -368,6 +407,20 @@ def test_limits_of_a_command_replace_or_turn_off_those_of_the_rules() -> None:
     assert codes(too_many_parked([], survey, none)) == []
 
 
+@pytest.mark.parametrize(
+    ("permanent", "command"),
+    [
+        (False, "manage.py rmq_parked requeue --group 7 --dry-run"),
+        (True, "manage.py rmq_parked list --group 7"),
+    ],
+)
+def test_the_only_cause_is_requeued_unless_that_alone_will_not_help(permanent: bool, command: str) -> None:
+    cause = replace(GATEWAY, only=7, others=0, permanent=permanent)
+    [parked] = in_survey(surveyed(parked=ParkedCounts(count=4000, oldest=NOW), cause=cause), Limits())
+
+    assert parked.fix == command
+
+
 def item(state: PlanState, **facts: Any) -> Item:
     return Item(declaration=QueueDeclaration(name="q"), state=state, **facts)
 
@@ -385,6 +438,11 @@ PLANS: list[tuple[Item, str, str]] = [
         Item(declaration=QueueDeclaration(name="q", existing=True), state=PlanState.DIFFERS),
         "DIFFERS",
         "Define it as the broker has it, or ask its owner to change it.",
+    ),
+    (
+        Item(declaration=ExchangeDeclaration(name="e", type="topic"), state=PlanState.DIFFERS),
+        "DIFFERS",
+        "rmq_declare does not change it, because another program may own it: define it as the broker has it, ",
     ),
     (
         Item(declaration=QueueDeclaration(name="a b.moving"), state=PlanState.LEFT),
@@ -410,14 +468,16 @@ def process(number: int, age: float = 2, **fields: Any) -> ConsumerProcess:
 def test_heartbeats() -> None:
     rows = [
         process(4, deploy="v0", stopping=True),
-        process(3, 95, deploy="v0"),
+        process(3, 95, deploy="v0", queues=["a"]),
         process(1, deploy="v1"),
-        process(2, 30, deploy="v2", connected=False),
+        process(2, 6, deploy="v2", connected=False),
+        process(5, 9, deploy="v2", connected=False),
+        process(6, 6, deploy="v2", connected=False, started_at=ago(seconds=7)),
     ]
 
     assert [problem.text for problem in in_processes(rows, NOW)] == [
         "1 consumer without a heartbeat for 30 s: web:3 (1 min ago).",
-        "Consumers run 2 versions of the project: v1 (1), v2 (1).",
+        "Consumers run 2 versions of the project: v1 (1), v2 (3).",
         "Without a connection to the broker: web:2.",
     ]
     assert list(in_processes([process(1)], NOW)) == []
@@ -431,7 +491,7 @@ def test_of_dead_processes_only_those_that_nobody_has_replaced_need_somebody() -
     found = in_processes([*gone, later, other], NOW)
 
     assert [problem.text for problem in found if problem.code is Code.VANISHED] == [
-        "2 consumers without a heartbeat for 30 s: web:2 (7 min ago), web:3 (6 min ago)."
+        "2 consumers without a heartbeat for 30 s: web:2 (7 min ago), web:1 (8 min ago)."
     ]
 
 
@@ -453,7 +513,7 @@ LINES: list[tuple[list[ConsumerProcess], list[str]]] = [
     # It has read another queue, so nobody has taken it over.
     ([process(5, 60 * 30, queues=["a", "b"]), *line((90, 20), (19, 10), last=9)], ["web:5"]),
     # Two died at once, and two came after them, of which one died.
-    ([process(5, 60 * 20, queues=["a"]), *line((90, 20), (19, 10), last=9)], ["web:2"]),
+    ([process(5, 60 * 9, queues=["a"]), *line((90, 9), (8, 5), last=4)], ["web:1"]),
 ]
 
 
@@ -462,6 +522,202 @@ def test_a_process_whose_replacement_died_too_is_replaced_by_the_next_but_a_cras
     rows: list[ConsumerProcess], named: list[str]
 ) -> None:
     assert sorted(map(str, unreplaced(rows, NOW))) == named
+
+
+def test_a_loop_has_no_process_that_was_killed_before_it_beside_others() -> None:
+    """Three were killed, and one that dies again and again "replaced" each: the loop named what these had in hand."""
+    killed = [
+        process(number, 60 * died, queues=["a"], started_at=ago(minutes=29), in_flight=[{"key": "SLOW-1"}])
+        for number, died in ((11, 9), (12, 8), (13, 7))
+    ]
+    rows = line((6, 5.5), (5.4, 5), (4.9, 4.5), last=4)
+    found = {problem.code: problem for problem in in_processes([*killed, *rows], NOW)}
+
+    assert found[Code.CRASH_LOOP_OVER].count == 4
+    assert found[Code.CRASH_LOOP_OVER].why.startswith("In flight as they died, and how often: SLOW-1 (1). It seems")
+    assert found[Code.VANISHED].text.endswith(": web:12 (8 min ago), web:11 (9 min ago).")
+
+
+def test_a_crash_loop_is_one_red_line_with_what_its_processes_had_in_hand() -> None:
+    """Nobody saw that workers died as they started: "10 consumers without a heartbeat" stood below five red queues."""
+    rows = line((90, 3), (2.9, 2), (1.9, 1))
+    for row, keys in zip(rows, (["LED-3"], ["CARD-7", "LED-3"], ["CARD-7", "LED-3"]), strict=True):
+        row.in_flight = [{"key": key} for key in keys]
+    next_one = process(9, 8, queues=["a"], started_at=ago(seconds=9), connected=False)
+    away = process(7, queues=["b"], connected=False)
+    first, *rest = in_processes([*rows, next_one, away], NOW)
+
+    assert (first.code, first.severity) == (Code.CRASH_LOOP, Severity.ERROR)
+    assert first.text == "Consumers of a die again and again: 3 within 2 min, the last one 1 min ago."
+    assert first.why == "In flight as they died, and how often: LED-3 (3), CARD-7 (2)."
+    assert [one.text for one in rest] == ["Without a connection to the broker: web:7."]
+
+
+def test_a_crash_loop_seems_over_once_its_last_process_outlived_the_others() -> None:
+    running, [over] = (
+        list(in_processes(line((90, 20), (19, 10), (9, 5), last=4), NOW)),
+        in_processes(line((90, 25), (24, 20), (19, 15), last=14), NOW),
+    )
+
+    assert codes(running) == ["CRASH_LOOP"]
+    assert over.code is Code.CRASH_LOOP_OVER
+    told = "None had reported a message of these queues in flight: their logs say why they ended."
+    assert over.why == f"{told} It seems over: web:9 has run for 14 min."
+
+
+def test_a_process_that_hangs_after_a_crash_loop_is_no_part_of_it() -> None:
+    """It had run for minutes: the advice to end it before it goes on was lost in the fold of the loop."""
+    rows = line((10, 9), (8.9, 8.7), (8.6, 8.4), (8.3, 1))
+    found = {problem.code: problem for problem in in_processes(rows, NOW)}
+
+    assert "web:4" in found[Code.VANISHED].text
+    assert found[Code.CRASH_LOOP_OVER].text.startswith("Consumers of a die again and again: 3 within")
+
+
+def test_a_loop_that_was_over_does_not_go_on_with_one_later_death() -> None:
+    """It was over for 13 minutes; a deployment ended the one that lived, and 30 died "again and again", in red."""
+    rows = line((20, 19.5), (19.4, 19), (18.9, 18.5), (18.4, 1), last=0.9)
+    found = {problem.code: problem for problem in in_processes(rows, NOW)}
+
+    assert list(found) == [Code.CRASH_LOOP_OVER]
+    assert found[Code.CRASH_LOOP_OVER].count == 3
+    assert found[Code.CRASH_LOOP_OVER].why.endswith(" their logs say why they ended.")
+    again = line((20, 19.5), (19.4, 19), (18.9, 18.5), (18.4, 3), (2.9, 2.5), (2.4, 2), last=1.9)
+    assert codes(list(in_processes(again, NOW))) == ["CRASH_LOOP"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        (line((90, 1), (0.9, 0.7), last=0.6), ["CRASH_LOOP"]),
+        (line((90, 10), (9.9, 7.8), last=0.6), []),
+        (line((90, 8), (7.9, 7.5), last=7), ["CRASH_LOOP_OVER"]),
+    ],
+    ids=["early", "after two minutes", "over"],
+)
+def test_the_early_death_of_a_successor_makes_a_crash_loop_of_two(
+    rows: list[ConsumerProcess], found: list[str]
+) -> None:
+    """Of workers that lived for ten seconds three had to die, and half a minute more had to pass."""
+    assert codes(list(in_processes(rows, NOW))) == found
+
+
+def test_two_that_a_deployment_has_killed_are_no_crash_loop() -> None:
+    rows = line((90, 1), (0.9, 0.7), last=0.6)
+    rows[1].stopping = True
+
+    assert list(in_processes(rows, NOW)) == []
+
+
+def test_a_death_that_is_known_counts_at_once() -> None:
+    """Consumers called it dead, and Live status had no finding for another 20 s."""
+    rows = line((90, 0.3), (0.28, 0.15), last=0.1)
+    for row in rows[:2]:
+        row.ended_at, row.fault, row.stopping = NOW, "killed: its process is gone", True
+    alone = [process(1, 3, queues=["a"], ended_at=NOW, fault="exit 1: it hung", stopping=True)]
+
+    assert codes(list(in_processes(rows, NOW))) == ["CRASH_LOOP"]
+    assert codes(list(in_processes(alone, NOW))) == ["ENDED"]
+
+
+def test_a_loop_is_not_over_by_a_process_that_is_dead() -> None:
+    """It "has run for 17 min", and had been killed a minute before: what lives is named, once it has run for long."""
+    rows = line((20, 19.5), (19.4, 19), (18.9, 18.5), (18.4, 6), last=5)
+    found = {problem.code: problem for problem in in_processes(rows, NOW)}
+    unread = {problem.code: problem for problem in in_processes(rows[:-1], NOW)}
+
+    assert found[Code.CRASH_LOOP_OVER].why.endswith("It seems over: web:9 has run for 5 min.")
+    assert unread[Code.CRASH_LOOP_OVER].why.endswith("Nobody reads a now.")
+
+
+def test_each_service_that_dies_again_and_again_is_a_finding_of_its_own() -> None:
+    """Two handlers killed their workers, and one line added both up, with keys of neither."""
+    rows, others = line((90, 3), (2.9, 2), (1.9, 1)), line((90, 4), (3.9, 3), (2.9, 2), (1.9, 0.6))
+    for row in others:
+        row.queues, row.in_flight = ["b"], [{"key": "SLOW-1"}]
+    found = list(in_processes([*rows, *others], NOW))
+
+    assert [(one.code, one.subject, one.count) for one in found] == [
+        (Code.CRASH_LOOP, "b", 4),
+        (Code.CRASH_LOOP, "a", 3),
+    ]
+    assert "SLOW-1" not in found[1].why
+    assert found[0].why == "In flight as they died, and how often: SLOW-1 (4). Nobody reads b now."
+
+
+def test_two_services_that_die_of_the_same_queues_are_one_finding() -> None:
+    """Eight had died within half a minute, and five were counted."""
+    found = list(in_processes([*line((90, 3), (2.9, 2), (1.9, 1)), *line((90, 3.05), (2.94, 2.1), (1.94, 0.9))], NOW))
+
+    assert [(one.code, one.count) for one in found] == [(Code.CRASH_LOOP, 6)]
+
+
+def test_messages_that_are_parked_since_a_loop_began_are_named_before_what_was_in_flight() -> None:
+    """One that kills at once is in no heartbeat: innocent ones were named, each once, and not the one that killed."""
+    rows = line((90, 3), (2.9, 2), (1.9, 1), last=0.9)
+    for number, row in enumerate(rows):
+        row.in_flight = [{"key": f"PAY-{number}"}]
+    suspects = [
+        ParkedMessage(business_key="KILLER", queue="a", parked_at=ago(minutes=1), group_id=7),
+        ParkedMessage(business_key="ELSEWHERE", queue="b", parked_at=ago(minutes=1), group_id=8),
+        ParkedMessage(business_key="EARLIER", queue="a", parked_at=ago(minutes=9), group_id=9),
+    ]
+    [found] = in_processes(rows, NOW, suspects=suspects)
+
+    assert found.why == "Parked meanwhile because their worker died: KILLER."
+    assert found.values["group_of_killer"] == "7"
+
+
+def test_a_loop_that_is_over_stays_so_while_the_broker_is_away() -> None:
+    """It turned red again although nobody died: the process with which it was over had lost its connection."""
+    rows = line((90, 25), (24, 20), (19, 15), last=14)
+    rows[-1].connected, rows[-1].lost_at = False, ago(minutes=1)
+
+    assert Code.CRASH_LOOP_OVER in [one.code for one in in_processes(rows, NOW)]
+
+
+def test_what_an_operator_killed_before_a_loop_is_no_part_of_it() -> None:
+    """Two single kills of minutes before were counted with it, and it was said to have begun with them."""
+    rows = line((90, 12), (11.9, 8), (7.9, 3), (2.9, 2.5), (2.4, 2.2), (2.1, 1.9), (1.8, 1.6), last=1.5)
+    [found] = in_processes(rows, NOW)
+
+    assert (found.code, found.count, found.since) == (Code.CRASH_LOOP, 5, rows[2].beat_at)
+
+
+def test_two_that_die_long_after_another_one_are_no_loop_with_it() -> None:
+    """It had been killed 26 minutes before, and what began then "replaced" it."""
+    [found] = in_processes(line((90, 27), (2, 1.9), (1.8, 1.7), last=1), NOW)
+
+    assert (found.code, found.count) == (Code.CRASH_LOOP, 2)
+    assert codes(list(in_processes(line((50, 27), (26.9, 26.8), (26.7, 26.6), last=1), NOW))) == ["CRASH_LOOP"]
+
+
+def test_a_loop_that_nobody_restarts_is_over_if_others_read_its_queues() -> None:
+    """Three were killed one after another, and 17 minutes later they died "again and again", in red."""
+    rows, other = line((50, 23), (22.9, 20), (19.9, 17)), process(8, queues=["a"], started_at=ago(hours=1))
+
+    assert list(in_processes([*rows, other], NOW)) == []
+    assert codes(list(in_processes(rows, NOW))) == ["CRASH_LOOP"]
+    just_now = line((20, 13), (12.9, 10), (9.9, 7))
+    assert codes(list(in_processes([*just_now, other], NOW))) == ["CRASH_LOOP"]
+
+
+HELD = {"queue": "pay", "message_id": "m-1"}
+END_IT = "End one that hangs before it goes on, or they may be handled twice."
+VANISHED: list[tuple[ConsumerProcess, str]] = [
+    (process(1, 64), ""),
+    (process(1, 64, in_flight=[HELD], unlisted=9), f" 10 messages were in flight. {END_IT}"),
+]
+
+
+@pytest.mark.parametrize(("row", "said"), VANISHED)
+def test_what_a_vanished_process_had_in_hand_is_told(row: ConsumerProcess, said: str) -> None:
+    """Four payments were made twice by one that was frozen: who should have ended it read that on another page."""
+    row.queues = ["pay"]
+    [found] = in_processes([row], NOW)
+
+    assert (found.code, found.why) == (Code.VANISHED, f"Each was killed, hangs, or cannot reach the database.{said}")
+    assert found.untold_since is None
 
 
 STUCK: list[tuple[list[ConsumerProcess], str]] = [
@@ -528,7 +784,9 @@ RUNS: list[tuple[dict[str, Any], str]] = [
     ({"state": RunState.PAUSED}, "RUN_HELD Requeue run 8 has been paused for 0 s."),
     ({"state": RunState.PAUSED, "created_at": ago(hours=5)}, "RUN_HELD Requeue run 8 has been paused for 5 h."),
     ({"wait": RunWait.QUEUE_DEEP}, "RUN_WAITS Requeue run 8 waits: The queue holds more messages"),
+    ({"wait": RunWait.NO_CONSUMER}, "RUN_WAITS Requeue run 8 waits: The rest waits for the first outcomes, and no"),
     ({"wait": RunWait.LISTING}, ""),
+    ({"wait": RunWait.OUTCOMES_WAIT}, ""),
     ({"created_at": ago(hours=3)}, "RUN_IDLE Requeue run 8 has had no driver for 3 h."),
     ({"created_at": ago(hours=3), "beat_at": ago(minutes=4)}, ""),
 ]
@@ -543,14 +801,13 @@ def test_requeue_runs(fields: dict[str, Any], expected: str) -> None:
     assert len(found) == bool(expected)
 
 
-def test_what_was_handled_twice_comes_before_all_errors_and_errors_before_warnings() -> None:
-    """Money may have moved twice, and it does harm until somebody looks, whatever else is wrong."""
-    first, *others = Code
-    severities = [code.value.severity for code in others]
+def test_errors_come_before_warnings_and_of_these_first_what_was_handled_twice() -> None:
+    """A page that is red below something yellow is read as yellow."""
+    severities = [code.value.severity for code in sorted(Code, key=lambda code: Problem(code=code).harm)]
+    warnings = [code for code in Code if code.value.severity is Severity.WARNING]
 
-    assert first is Code.HANDLED_TWICE
-    assert [Problem(code=code).harm for code in (first, Code.BROKER_AWAY, Code.EMPTY)] == [0, 1, len(Code) - 1]
     assert severities == sorted(severities, reverse=True)
+    assert warnings[0] is Code.HANDLED_TWICE
     assert max(Severity) is Severity.ERROR
 
 
@@ -594,6 +851,14 @@ def test_where_nobody_is_alive_only_those_that_died_lately_are_named() -> None:
     assert gone.text == "No consumer is alive. Last heartbeat 1 min ago: web:1."
 
 
+def test_where_nobody_is_alive_those_that_died_last_are_named_first() -> None:
+    """Three that had died four minutes before were named, and the two that died last were among "18 more"."""
+    early = [process(one, 60 * (20 - one), queues=["q"], started_at=ago(hours=1)) for one in range(1, 6)]
+    [gone] = needs(surveyed(processes=(*early, process(8, 40, queues=["q"]))), [level("q"), level("r")])
+
+    assert gone.text == "No consumer is alive. Last heartbeat 40 s ago: web:8, web:5, web:4 and 3 more."
+
+
 def test_dead_consumers_are_one_card_with_their_queues_and_before_what_follows_from_it() -> None:
     """Also beside a queue that is paused and one whose breaker is open, which need no consumer themselves."""
     run = RequeueRun(pk=8, by="ann", state=RunState.RUNNING, created_at=ago(hours=3), total=9, sent=2)
@@ -613,17 +878,48 @@ def test_dead_consumers_are_one_card_with_their_queues_and_before_what_follows_f
     assert gone.why == "3 queues stand still, 8 messages ready: a b 6, card 2."
 
 
+def test_what_follows_from_dead_consumers_is_folded_under_them_and_no_alert_of_its_own() -> None:
+    """Thirteen findings had one cause: overdue retries of each queue, the outbox, and each vanished process."""
+    late = tuple(OverdueRetries(queue=queue, count=2, oldest=ago(minutes=12)) for queue in ("q", "r"))
+    overdue = PendingRows(waiting=3, oldest=ago(minutes=9))
+    levels = (level("q", ready=6), level("r", ready=2))
+    dead = surveyed(processes=(process(1, 64, queues=["q", "r"]),), overdue=late, outbox=overdue)
+    health = Health(survey=dead, gauged=Gauged(levels=levels, api_set=True))
+    cause, *rest = health.needs
+
+    assert (cause.code, cause.causes) == (Code.ALL_VANISHED, ("q", "r"))
+    assert codes(rest) == codes(health.followers(cause)) == ["RETRIES_OVERDUE", "RETRIES_OVERDUE", "OUTBOX_OVERDUE"]
+    assert set(codes(health.absorbed)) == {"NO_CONSUMER", "VANISHED"}
+
+
+def test_queues_that_only_the_vanished_process_read_are_one_finding_with_it_folded_below() -> None:
+    late = (OverdueRetries(queue="q", count=2, oldest=ago(minutes=12)),)
+    levels = (level("q", ready=6, unacked=4), level("r"), level("mail", consumers=1))
+    some = surveyed(processes=(process(1, 64, queues=["q", "r"]), process(2, queues=["mail"])), overdue=late)
+    health = Health(survey=some, gauged=Gauged(levels=levels, api_set=True))
+    cause, *rest = health.needs
+
+    assert cause.text == "2 queues have no consumer: q, r."
+    assert cause.why == "2 queues stand still, 6 messages ready: q 6."
+    assert codes(rest) == codes(health.following) == ["RETRIES_OVERDUE", "VANISHED", "HELD"]
+    missed = surveyed(processes=(process(1, 64, queues=["mail"]), process(2, queues=["mail"])))
+    assert codes(Health(survey=missed, gauged=health.gauged).following) == ["HELD"]
+    some.processes[0].in_flight = [HELD]
+    assert codes(Health(survey=some, gauged=health.gauged).following) == ["RETRIES_OVERDUE", "HELD"]
+
+
 NOBODY: list[tuple[dict[str, Any], list[Level], list[str]]] = [
     ({}, [level("q"), level("r")], ["ALL_IDLE"]),
     ({}, [level("q")], ["IDLE"]),
     ({}, [level("q", ready=1), level("r")], ["ALL_UNREAD"]),
     ({}, [level("q", consumers=1), level("r")], ["IDLE"]),
-    ({}, [level("q", consumers=1), level("r"), level("s"), level("t", ready=1)], ["NO_CONSUMER", "SEVERAL_IDLE"]),
+    ({}, [level("q", consumers=1), level("r"), level("s"), level("t", ready=1)], ["SEVERAL_UNREAD"]),
     ({}, [level("q", consumers=1), level("r", ready=1)], ["NO_CONSUMER"]),
     ({"processes": (process(1, 64), process(2))}, [level("q", consumers=1)], ["VANISHED"]),
     ({"processes": (process(1, 64), process(2))}, [level("q"), level("r")], ["ALL_IDLE", "VANISHED"]),
     (stopped(paused=True, since=NOW), [level("a b", ready=9)], ["PAUSED"]),
     ({}, [], []),
+    ({}, [replace(level(name), missing=True, ready=None) for name in ("q", "r", "s", "t")], ["SEVERAL_MISSING"]),
     ({}, [level("q", consumers=1), level("q.retry", Role.WAITING, ready=4)], []),
     ({}, [level("q", consumers=1), level("old", abandoned=True)], []),
     ({"outbox_answers": False}, [], ["OUTBOX_AWAY"]),
@@ -673,32 +969,102 @@ def test_that_no_consumer_is_alive_is_told_with_the_newest_sign_of_all_also_of_a
     assert stopping.text == "No consumer is alive. Last heartbeat 4 s ago: web:27504 (stopping), web:4868."
 
     end = {"stopping": True, "ended_at": ago(seconds=20), "fault": FAULT}
-    [ended] = needs(surveyed(processes=(process(4867, 20, **end),)), [level("q"), level("r")])
+    two = process(4867, 20, **end), process(4868, 50, **end)
+    [ended] = needs(surveyed(processes=(*two, process(4869, 60))), [level("q"), level("r")])
     assert ended.code is Code.ALL_VANISHED
     assert ended.text == (
-        "No consumer is alive. Last heartbeat 20 s ago: web:4867 (ended: exit 1: Handler statements.render did not "
-        "end within twice its timeout)."
+        "No consumer is alive: 2 ended (exit 1: Handler statements.render did not end within twice its timeout), "
+        "1 vanished. Last heartbeat 20 s ago: web:4867, web:4868, web:4869."
     )
 
 
-def test_a_consumer_that_ended_with_a_fault_beside_living_ones_says_so() -> None:
+def test_a_consumer_that_ended_with_a_fault_is_told_with_it_and_is_not_one_that_may_hang() -> None:
+    """Two that had said why they ended were "without a heartbeat", with the same 200 characters twice."""
     end = {"stopping": True, "ended_at": ago(seconds=40), "fault": FAULT}
-    [found] = in_processes([process(1), process(2, 40, **end)], NOW)
-
-    assert found.text == (
-        "1 consumer without a heartbeat for 30 s: web:2 (ended 40 s ago: exit 1: Handler statements.render did not "
-        "end within twice its timeout)."
+    rows = (
+        process(1),
+        process(2, 40, **end),
+        process(3, 50, **{**end, "ended_at": ago(seconds=50)}, in_flight=[HELD]),
+        process(4, 60),
     )
+    [ended, vanished] = in_processes(rows, NOW)
+
+    assert ended.code is Code.ENDED
+    assert ended.text == (
+        "2 consumers have ended: exit 1: Handler statements.render did not end within twice its timeout "
+        "(web:2, 40 s ago; web:3, 50 s ago)."
+    )
+    assert ended.why == "No others were started in their place. 1 message was in flight."
+    assert vanished.text == "1 consumer without a heartbeat for 30 s: web:4 (1 min ago)."
+
+
+CUT_OFF: list[tuple[list[Level], str]] = [
+    ([level("q"), level("r", ready=3)], "ALL_DISCONNECTED"),
+    ([level("q", ready=3)], "ALL_DISCONNECTED"),
+    ([level("q"), level("r")], "ALL_DISCONNECTED_IDLE"),
+    ([level("q")], "ALL_DISCONNECTED_IDLE"),
+    ([level("q"), level("r", consumers=1)], "DISCONNECTED"),
+]
+
+
+@pytest.mark.parametrize(("levels", "code"), CUT_OFF)
+def test_consumers_that_run_without_the_broker_are_one_finding(levels: list[Level], code: str) -> None:
+    """ "No consumer is running" stood above "Without a connection to the broker: vm:1762", which ran."""
+    rows = process(1, connected=False, lost_at=ago(minutes=3)), process(2, connected=False, lost_at=ago(minutes=2))
+    told = [one for one in needs(surveyed(processes=rows), levels) if one.code is not Code.IDLE]
+
+    assert codes(told) == [code]
+    if code != "DISCONNECTED":
+        assert told[0].text == "No consumer has reached the broker for 3 min: web:1, web:2."
+
+
+def test_one_consumer_without_the_broker_beside_one_that_has_it_is_no_outage() -> None:
+    rows = process(1, connected=False, lost_at=ago(minutes=3)), process(2)
+
+    assert codes(needs(surveyed(processes=rows), [level("q"), level("r", ready=2)])) == ["ALL_UNREAD", "DISCONNECTED"]
 
 
 def test_an_overdue_outbox_names_the_brokers_answer() -> None:
     """It told an operator to start a consumer that ran, of a row to which the broker had answered ten times."""
-    waiting = PendingRows(waiting=1, oldest=ago(minutes=11), answer="312 NO_ROUTE")
+    waiting = PendingRows(waiting=1, oldest=ago(minutes=11), answer="312 NO_ROUTE", answer_key="bank.pay")
     [refused] = needs(surveyed(outbox=waiting), [])
 
     assert refused.code is Code.OUTBOX_REFUSED
-    assert refused.why == "The broker did not take the oldest of them: 312 NO_ROUTE."
+    assert refused.why == "The broker did not take it to queue 'bank.pay': 312 NO_ROUTE."
     assert "rmq_consume" not in refused.fix
+
+
+@pytest.mark.django_db
+@pytest.mark.database
+def test_a_message_that_the_broker_has_refused_is_told_at_once() -> None:
+    """It was told after five minutes, and its queue could have been declared in the first of them."""
+    error = "exchange 'bank' does not exist"
+    to_bank = {"exchange": "bank", "routing_key": "pay"}
+    made.outgoing(created_at=ago(seconds=3), failed_at=None, attempts=1, error=error, **to_bank)
+    made.outgoing(created_at=ago(seconds=3), failed_at=None, error="")
+    [refused] = needs(surveyed(outbox=facts.outbox()), [])
+
+    assert (refused.code, refused.severity) == (Code.OUTBOX_NOT_TAKEN, Severity.WARNING)
+    assert refused.text == "The broker has refused 1 message of the outbox."
+    to = "exchange 'bank' with routing key 'pay'"
+    assert refused.why == f"The broker did not take it to {to}: exchange 'bank' does not exist."
+    assert "rmq_declare" in refused.fix
+
+
+@pytest.mark.django_db
+@pytest.mark.database
+def test_what_waits_behind_a_failed_row_of_its_key_is_not_said_to_lack_a_relay() -> None:
+    """Two waited behind one that had failed, and "none runs, or the broker refuses the message" was said of them."""
+    made.outgoing(order_key="account:7", failed_at=ago(minutes=12))
+    for _ in range(2):
+        made.outgoing(order_key="account:7", created_at=ago(minutes=12), failed_at=None, error="")
+    [failed] = needs(surveyed(outbox=OutboxMessage.objects.all().pending()), [])
+    made.outgoing(order_key="account:8", created_at=ago(minutes=12), failed_at=None, error="")
+    _failed, overdue = needs(surveyed(outbox=OutboxMessage.objects.all().pending()), [])
+
+    assert failed.code is Code.OUTBOX_FAILED
+    assert failed.why.endswith(" 2 more wait for a failed one with their ordering key.")
+    assert overdue.text == "1 message in the outbox not sent, the oldest for 12 min."
 
 
 def test_failed_messages_of_the_outbox_say_what_can_be_done_for_them() -> None:
@@ -729,6 +1095,19 @@ def test_a_halted_queue_says_how_many_messages_wait() -> None:
     assert found.why.endswith("until its first message succeeds. 19 messages wait.")
 
 
+def test_a_broker_that_only_this_host_has_lost_is_not_said_to_stop_the_handlers() -> None:
+    """ "No handler runs" stood on the host of the pages, while the consumers of another host handled refunds."""
+    away = unreachable(BrokerUnreachable("amqp://broker", "proxy:5672: it closed the connection"))
+    [here] = Health(survey=surveyed(processes=(process(1, 3), process(2, 200))), away=away).needs[:1]
+    [lost] = Health(survey=surveyed(processes=(process(1, 3, connected=False),)), away=away).needs[:1]
+    [dead] = Health(survey=surveyed(processes=(process(2, 200),)), away=away).needs[:1]
+
+    assert here.text == ("This host cannot reach the broker at amqp://broker: proxy:5672: it closed the connection.")
+    assert here.why.startswith("1 consumer has its connection, by its heartbeat 3 s ago. Messages published on this")
+    assert [lost.code, dead.code] == [Code.BROKER_AWAY, Code.BROKER_AWAY]
+    assert lost.why.startswith("No handler runs.")
+
+
 def test_while_the_broker_is_away_what_waits_in_the_outbox_is_counted_at_once() -> None:
     away = Problem(code=Code.BROKER_NOT_RUNNING)
     waiting = surveyed(outbox=PendingRows(waiting=3, oldest=ago(seconds=20)))
@@ -742,11 +1121,11 @@ def test_while_the_broker_is_away_what_waits_in_the_outbox_is_counted_at_once() 
 
 def test_messages_that_the_broker_refused_before_it_went_away_are_not_promised_to_be_sent() -> None:
     """Four messages to a queue that did not exist were "sent once the broker is back", and failed 9 min later."""
-    waiting = PendingRows(waiting=4, oldest=ago(seconds=20), answer="312 NO_ROUTE")
+    waiting = PendingRows(waiting=5, refused=4, oldest=ago(seconds=20), answer="312 NO_ROUTE", answer_key="pay")
     [found] = Health(survey=surveyed(outbox=waiting), away=Problem(code=Code.BROKER_NOT_RUNNING)).needs[1:]
 
-    assert found.text == "4 messages wait in the outbox."
-    assert found.why == "The broker did not take the oldest of them: 312 NO_ROUTE."
+    assert found.text == "The broker has refused 4 messages of the outbox."
+    assert found.why == "The broker did not take the oldest of them to queue 'pay': 312 NO_ROUTE."
     assert "rmq_declare" in found.fix
 
 
@@ -760,5 +1139,9 @@ def test_a_run_that_handled_messages_twice_is_a_finding_until_a_day_after_its_en
     [found] = [one for one in needs(survey(), []) if one.code is Code.HANDLED_TWICE]
 
     assert found.text == f"Requeue run {lately.pk}: at least 3 messages were handled twice."
-    assert found.fix == f"manage.py rmq_parked list --handled-twice-of-run {lately.pk}"
+    assert found.fix == f"manage.py rmq_parked checked HANDLED_TWICE --run {lately.pk}"
     assert found.severity is Severity.WARNING
+    assert found.why.endswith(f" This stays here until {minute(ago(hours=23) + timedelta(days=1))}.")
+    RequeueRun.objects.filter(pk=lately.pk).update(state=RunState.RUNNING, finished_at=None)
+    [running] = [one for one in needs(survey(), []) if one.code is Code.HANDLED_TWICE]
+    assert running.why.endswith(" This stays here until a day after the run has ended.")

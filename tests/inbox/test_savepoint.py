@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from django_rmq_retry.models import InboxEntry
+from django_rmq_retry import Message
+from django_rmq_retry.models import InboxEntry, OutboxMessage
+from django_rmq_retry.publishing import outbox_rows
 from tests.inbox.test_guard import run
 from tests.inbox.vendors import POSTGRESQL, SQLITE, not_on
 
@@ -32,12 +34,10 @@ class Block:
 
 
 Step = str | Block
-BY_DJANGO, BY_DRIVER = "by Django", "by the driver"
+BY_DJANGO, BY_DRIVER, BY_OUTBOX = WAYS = "by Django", "by the driver", "by the outbox"
 STEPS = st.recursive(
-    st.lists(st.sampled_from([BY_DJANGO, BY_DRIVER]), max_size=2),
-    lambda inner: st.lists(
-        st.one_of(st.sampled_from([BY_DJANGO, BY_DRIVER]), st.builds(Block, inner, st.booleans())), max_size=4
-    ),
+    st.lists(st.sampled_from(WAYS), max_size=2),
+    lambda inner: st.lists(st.one_of(st.sampled_from(WAYS), st.builds(Block, inner, st.booleans())), max_size=4),
     max_leaves=6,
 )
 
@@ -45,6 +45,8 @@ STEPS = st.recursive(
 def insert(name: str, way: str) -> None:
     if way == BY_DJANGO:
         Group.objects.create(name=name)
+    elif way == BY_OUTBOX:
+        outbox_rows.insert([Message(body=b"", routing_key=name)], using="default", lease=0.0)
     else:
         driver: Any = connection.connection
         driver.cursor().execute(f"INSERT INTO auth_group (name) VALUES ('{name}')")  # noqa: S608 - a number
@@ -68,7 +70,8 @@ def take(steps: Sequence[Step], numbers: Iterator[int]) -> list[str]:
 
 
 def committed() -> set[str]:
-    return set(Group.objects.values_list("name", flat=True))
+    kept = OutboxMessage.objects.values_list("routing_key", flat=True)
+    return {*Group.objects.values_list("name", flat=True), *kept}
 
 
 def statements(does: Any) -> list[str]:
@@ -81,8 +84,8 @@ def statements(does: Any) -> list[str]:
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
 def test_a_block_that_fails_undoes_its_own_effects_and_no_others(steps: Sequence[Step]) -> None:
-    Group.objects.all().delete()
-    InboxEntry.objects.all().delete()
+    for model in (Group, InboxEntry, OutboxMessage):
+        model.objects.all().delete()
     left: list[str] = []
 
     run(lambda _message: left.extend(take(steps, count())))

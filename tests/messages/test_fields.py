@@ -3,6 +3,7 @@
 import math
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal, localcontext
+from enum import IntEnum
 
 import pytest
 
@@ -45,6 +46,15 @@ def test_every_type_of_rabbitmq_is_decoded(value: bytes, expected: object) -> No
 
     assert decoded == expected
     assert type(decoded) is type(expected)
+
+
+class Priority(IntEnum):
+    HIGH = 7
+
+
+def test_a_member_of_an_enumeration_is_sent_as_its_number_at_once() -> None:
+    """It took minutes: Python walks through a range to find a subclass of int in it."""
+    assert Headers.of({"h": Priority.HIGH}).raw == entry(b"h", b"I\0\0\0\7")
 
 
 def test_a_nan_double_stays_nan() -> None:

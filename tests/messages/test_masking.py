@@ -37,6 +37,23 @@ def test_only_the_hidden_value_changes(text: str, shown: str, hidden: tuple[str,
     assert masked(text, "application/json", PATHS) == (shown, hidden)
 
 
+@pytest.mark.parametrize(
+    ("path", "text", "shown", "hidden"),
+    [
+        ("*", '["DE1", {"a": 1}, [2]]', '["•••", {"a": "•••"}, ["•••"]]', ("[0]", "[1].a", "[2][0]")),
+        ("card.*", '{"card": ["4111"], "b": ["c"]}', '{"card": ["•••"], "b": ["c"]}', ("card[0]",)),
+        ("*.*", '{"a": [1]}', '{"a": "•••"}', ("a",)),
+        ("*.iban", '["DE1", {"iban": "DE1"}]', '["DE1", {"iban": "•••"}]', ("[1].iban",)),
+    ],
+)
+def test_a_star_hides_values_of_a_list_too_which_have_no_name(
+    path: str, text: str, shown: str, hidden: tuple[str, ...]
+) -> None:
+    assert masked(text, "", [path]) == (shown, hidden)
+    value = without({"body": json.loads(text)}, [], [f"body.{path}"])
+    assert value["body"] == json.loads(shown)
+
+
 def test_numbers_spaces_and_order_stay_as_they_came() -> None:
     text = '{ "amount":100.00,"id" : 12345678901234567890,\n "x":1E400, "iban":"DE1" ,"n":' + "9" * 5000 + "}"
 

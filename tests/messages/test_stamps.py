@@ -37,6 +37,7 @@ def test_a_new_message_has_no_retry_headers() -> None:
         queue=NAMES,
         summary=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
         traceparent=st.just(""),
+        unacked=st.integers(0, 1),
     )
 )
 def test_a_stamp_survives_a_round_trip_with_names_that_are_not_utf_8(stamp: Stamp) -> None:
@@ -126,7 +127,7 @@ CHANGED = {
         "traceparent": "",
     },
     "quarantine": {},
-    # A requeue begins a new series of attempts, with the origin of the record and the trace of the requeue.
+    # A requeue begins a new series of attempts, with the trace of the requeue, and with the rest from the record.
     "requeue": {
         "attempts": 0,
         "since": 0,
@@ -135,6 +136,7 @@ CHANGED = {
         "routing_key": "pay.cash",
         "summary": "",
         "traceparent": "",
+        "unacked": 0,
     },
 }
 """The fields that a copy does not carry on as they are, with their values on that copy."""
@@ -147,7 +149,7 @@ def carried(by: str) -> Stamp:
     if by == "retry":
         return Stamp.read(copy_of(settled(retry(10, error=TIMEOUT), failed, handler)).headers)
     if by == "quarantine":
-        return Stamp.read(copy_of(copied_to(failed, "payments.quarantine")).headers)
+        return Stamp.read(copy_of(copied_to(failed, "payments.quarantine", handler)).headers)
     verdict = park(Reason.EXHAUSTED, "", TIMEOUT)
     case = Case(delivery=failed, subscription=handler, parked_queue="parked", now=NOW, as_bytes=by == "park as bytes")
     parked = parked_copy(verdict, case)

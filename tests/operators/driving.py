@@ -17,12 +17,16 @@ class Targets:
     def __init__(self, depth: int | None = 0, *, answers: bool = True) -> None:
         self.depth = depth
         self.reachable = answers
+        self.consumers = 1
 
     def is_reachable(self) -> bool:
         return self.reachable
 
     def ready(self, queue: str) -> int | None:
         return self.depth
+
+    def lacks_consumers(self, queue: str) -> bool:
+        return not self.consumers
 
     def added(self, queue: str, count: int) -> None:
         if self.depth is not None:

@@ -21,7 +21,7 @@ STEPS = {
     "after a claim": (EARLY, "", "_claim", "after"),
     "after a copy": (MOVE, "Copier", "copy", "after"),
     "after the confirms, before the rows are stored": (MOVE, "Copier", "settle", "after"),
-    "at the end": (EARLY, "", "note_outcomes", "before"),
+    "at the end": (EARLY, "", "note_in", "before"),
 }
 
 

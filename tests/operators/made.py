@@ -55,7 +55,9 @@ def record(**fields: Any) -> ParkedMessage:
     message = uncounted(**fields)
     counter = COUNTED_AS[message.state]
     ErrorGroup.objects.filter(pk=message.group_id).update(**{counter: F(counter) + 1})
-    count_minutes([(message.group_id, minute_of(message.parked_at), message.copies == 1, 1)], using=records_alias())
+    again = message.requeued_at is not None and message.requeued_at < message.parked_at
+    new = message.copies == 1 and not again
+    count_minutes([(message.group_id, minute_of(message.parked_at), new, 1)], using=records_alias())
     return message
 
 
@@ -148,7 +150,7 @@ def discard_messages(chosen: Chosen, by: Actor = ANN, *, category: str = "test",
 
 
 def restore_messages(chosen: Chosen, by: Actor = ANN) -> Done:
-    return restore(selected(chosen), by)
+    return restore(selected(chosen), by, reason="wrong row")
 
 
 def hold_messages(chosen: Chosen, by: Actor = ANN) -> Done:

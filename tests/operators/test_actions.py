@@ -32,7 +32,7 @@ def test_a_discarded_message_can_be_restored() -> None:
     assert discard(chosen(one), ANN, category="duplicate") == Done(changed=1)
     assert (again(one).state, again(one).resolution, group_of(one).discarded) == (State.DISCARDED, "duplicate", 1)
     assert restore(chosen(one), ANN, reason="it was none") == Done(changed=1)
-    assert (again(one).state, again(one).resolution, again(one).resolved_at) == (State.PARKED, "", None)
+    assert (again(one).state, again(one).resolution, again(one).resolved_at) == (State.PARKED, "duplicate", None)
     assert acts() == [("discard", "duplicate", 1), ("restore", "it was none", 1)]
     check_counters()
 

@@ -1,6 +1,7 @@
 """What a second person approves are the messages that were asked for, and no others: also if a filter chose them."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 
 import pytest
@@ -21,6 +22,7 @@ from django_rmq_retry.parked import listing, retention
 from django_rmq_retry.parked.actions import discard, hold, restore
 from django_rmq_retry.parked.approvals import approve, mark, reject
 from django_rmq_retry.parked.edit import propose, store
+from django_rmq_retry.parked.missed_discards import left_out_of
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
@@ -90,6 +92,24 @@ def test_an_approved_discard_takes_no_other_messages_that_match_meanwhile(ann: A
     assert (done.count, done.changed) == (4, 2)
     assert swap.states == [{State.DISCARDED}, {State.ON_HOLD}, {State.PARKED}]
     check_books()
+
+
+def test_why_messages_were_left_out_needs_no_query_for_each(
+    ann: Actor, bob: Actor, django_assert_max_num_queries: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    swap = Swap()
+    request = asked(lambda actor: discarding(swap.chosen, actor), ann)
+    for one in (*swap.gone, *swap.kept):
+        someone = Actor.of_code(f"job {one.pk}")
+        hold(Selection.of_ids([one.pk]), someone, until=timezone.now() + timedelta(hours=1))
+    approve(request.pk, bob)
+    request.refresh_from_db()
+    with django_assert_max_num_queries(3):
+        left = left_out_of(request)
+
+    assert len(left) == 4
+    for message, why in left:
+        assert f"Hold by job {message.pk}, " in why
 
 
 @pytest.mark.parametrize("when", ["at once", "by its driver", "by its driver, swapped after the approval"])

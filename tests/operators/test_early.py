@@ -30,9 +30,20 @@ from django_rmq_retry.handlers.handler import Handler
 from django_rmq_retry.messages import Properties, encode_properties
 from django_rmq_retry.messages.identity import attempt_identity
 from django_rmq_retry.messages.stamp import Stamp
-from django_rmq_retry.models import Attempt, EarlyRetry, ItemState, RequeueRun, RunState, RunWait
-from django_rmq_retry.parked import early_runs, run_steering
-from django_rmq_retry.parked.early_retries import RetryFilter, report
+from django_rmq_retry.models import (
+    Attempt,
+    AttemptName,
+    BlockedMessage,
+    EarlyRetry,
+    ItemState,
+    RequeueRun,
+    RunState,
+    RunWait,
+)
+from django_rmq_retry.models.parked import folded
+from django_rmq_retry.parked import early_choice, early_runs, run_steering
+from django_rmq_retry.parked.early_choice import RetryFilter
+from django_rmq_retry.parked.early_retries import WaitingReport, report, waiting_for
 from django_rmq_retry.parked.operators import Refused
 from django_rmq_retry.parked.requeue_options import RequeueOptions
 from django_rmq_retry.parked.run_steps import RunSteps, send_run
@@ -41,6 +52,7 @@ from django_rmq_retry.policies.carriers import Carrier, Hop
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.recurring import thread_name
 from django_rmq_retry.testing import isolated_handlers
+from tests.admin.made import blocked_key, consumer
 from tests.amqp.declared import declare, has, ready
 from tests.operators.made import ANN, group
 from tests.tooling.brokers import using_broker
@@ -129,6 +141,15 @@ def failed(
             number=attempts, started_at=now - timedelta(seconds=1), seconds=0.1, verdict="retry", wait=after,
             next_at=now + timedelta(seconds=after), error=error, host="h", pid=1, thread="t",
         )  # fmt: skip
+        for value in (name, f"K-{name}", "customer"):
+            named = {"identity": attempt_identity(WORK, name, body), "value": value, "folded": folded(value)}
+            AttemptName.objects.create(at=now, **named)
+
+
+def looked(wanted: RetryFilter) -> WaitingReport:
+    with broker_connections.connections.session(purpose="test", patience=10) as session:
+        assert session is not None
+        return report(session, WORK, wanted)
 
 
 def rejected(channel: BlockingChannel, name: str, body: bytes, attempts: int) -> None:
@@ -218,6 +239,55 @@ def test_a_chosen_retry_is_sent_and_the_others_keep_their_order_and_their_time(
     assert time.monotonic() - begun > 6
 
 
+def test_what_is_left_out_is_never_sent_and_waits_until_it_is_due(made: Made, amqp: BlockingChannel) -> None:
+    made()
+    failed(amqp, "a", "b", "c")
+    has(amqp, WAITING, 3)
+    wanted = RetryFilter(without=("K-b", "K-B", "gone"))
+    found = looked(wanted)
+    run = early_runs.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=2, wanted=wanted, left=found.left)
+
+    assert (found.count, found.left.count, found.left.missing) == (2, 1, ("K-B", "gone"))
+    assert found.left.alike == {"K-B": ["K-b"]}
+    assert [one.key for one in found.due] == ["K-a", "K-c"]
+    assert (sent(run).sent, run.excluded) == (2, 1)
+    assert [name for name, *_ in arrived(amqp, 2)] == ["a", "c"]
+    assert ready(amqp, WAITING) == 1
+    assert RetryFilter.of(RequeueRun.objects.get().selection["filter"]) == wanted
+
+
+def test_a_retry_in_front_of_one_to_leave_out_is_left_out_too(made: Made, amqp: BlockingChannel) -> None:
+    """K-z was paid by hand. It waits behind K-a by its ordering key, and would be handled as soon as K-a is."""
+    made()
+    failed(amqp, "a", "b")
+    has(amqp, WAITING, 2)
+    identity = attempt_identity(WORK, "a", json.dumps({"key": "K-a"}).encode())
+    key = blocked_key(key="ACC-5", identity=identity, queue=WORK, waiting=1)
+    names = {"shown": "z", "name": "z", "identity": "message:z", "digest": "z", "waiting_since": timezone.now()}
+    BlockedMessage.objects.create(block=key, body=b'{"key": "K-z"}', properties=b"", **names)
+    wanted = RetryFilter(without=("K-z",))
+    found = looked(wanted)
+    run = early_runs.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=1, wanted=wanted, left=found.left)
+
+    [(name, behind)] = found.left.in_front
+    assert (name, behind.key, behind.ordering_key, found.count) == ("K-a", "K-z", "ACC-5", 1)
+    assert sent(run).sent == 1
+    assert [name for name, *_ in arrived(amqp, 1)] == ["b"]
+    assert ready(amqp, WAITING) == 1
+
+
+def test_a_retry_whose_keys_cannot_be_read_may_be_one_to_leave_out(
+    made: Made, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made()
+    failed(amqp, "a", "b")
+    has(amqp, WAITING, 2)
+    monkeypatch.setattr(early_choice, "readable_keys", lambda _of, delivery: ["K-b"] if delivery.id == "b" else [])
+    found = looked(RetryFilter(without=("K-x",)))
+
+    assert (found.count, found.left.nameless, found.left.total) == (1, 1, 1)
+
+
 def test_a_retry_behind_many_others_is_found_without_holding_their_bodies(
     made: Made, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +357,7 @@ def test_what_was_published_with_a_delay_is_counted_apart_from_the_retries(made:
 
     run = sent(early_runs.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20), count=3, delayed=2))
 
-    assert (run.total, run.sent, run.left_out) == (3, 3, 0)
+    assert (run.total, run.sent, run.skipped) == (3, 3, 0)
     has(amqp, WAITING, 2)
 
 
@@ -424,6 +494,28 @@ def test_a_paused_run_puts_the_retries_back_that_it_holds(made: Made, amqp: Bloc
     assert RequeueRun.objects.get(pk=run.pk).skipped == left
 
 
+def test_a_resumed_run_sends_what_has_not_become_due_while_it_was_paused(made: Made, amqp: BlockingChannel) -> None:
+    made()
+    failed(amqp, "a", "b", "c", "d")
+    has(amqp, WAITING, 4)
+    run = early_runs.start(WORK, ANN, RequeueOptions(rate=100, stop_at=20, canary=True), count=4)
+    stepped(run, 1)
+    run_steering.pause_run(run.pk, ANN)
+    (first, *_), gone = arrived(amqp, 1)[0], "d"
+
+    for name in (first, gone):
+        row = Attempt.objects.get(message_id=name)
+        row.pk, row.verdict, row.number, row.next_at, row.started_at = None, "ack", 3, None, timezone.now()
+        row.save()
+    early_runs.leave_out_due()
+    run.refresh_from_db()
+    assert (first, run.state, run.skipped, run.unsent) == ("a", RunState.PAUSED, 1, 2)
+
+    run = sent(run_steering.resume_run(run.pk, ANN))
+    assert (run.state, run.sent, run.skipped) == (RunState.WAITING, 3, 1)
+    assert sorted(name for name, *_ in arrived(amqp, 2)) == ["b", "c"]
+
+
 def test_a_second_run_over_the_same_queue_is_refused_with_the_name_of_the_first(
     made: Made, amqp: BlockingChannel
 ) -> None:
@@ -452,6 +544,50 @@ def test_the_canary_is_sent_alone_and_the_others_after_it_was_processed(made: Ma
     assert sent(run).sent == 3
 
 
+def test_twenty_retries_are_sent_and_the_others_wait_in_their_queue_for_the_first_outcomes(
+    made: Made, amqp: BlockingChannel
+) -> None:
+    made()
+    consumer(queues=[WORK])
+    failed(amqp, *(f"m{number}" for number in range(23)))
+    has(amqp, WAITING, 23)
+    run = early_runs.start(WORK, ANN, RequeueOptions(rate=1000, stop_at=20), count=23)
+
+    assert stepped(run, 20) == 20
+    next_one = RunSteps(run.pk, "next")
+    next_one.step()
+    next_one.end()
+    run.refresh_from_db()
+    assert (run.sent, run.wait, ready(amqp, WAITING)) == (20, RunWait.OUTCOMES_WAIT, 3)
+    names = [name for name, *_ in arrived(amqp, 20)]
+    for row in Attempt.objects.filter(message_id__in=names[:5]):
+        row.pk, row.verdict, row.number, row.next_at, row.started_at = None, "ack", 3, None, timezone.now()
+        row.save()
+    assert sent(run).sent == 23
+
+
+def test_a_retry_that_was_sent_waits_no_more_while_its_outcome_is_unknown(made: Made, amqp: BlockingChannel) -> None:
+    """Its consumer was killed with it, and the group offered to send it once more, with the time when it is due."""
+    made()
+    cause = group(fingerprint="f1")
+    failed(amqp, "a", "b", "c")
+    Attempt.objects.update(fingerprint="f1")
+    has(amqp, WAITING, 3)
+    assert (looked(RetryFilter()).causes[0].count, waiting_for(cause)) == (3, [(WORK, 3)])
+
+    chosen = RetryFilter(key=("K-a",))
+    sent(early_runs.start(WORK, ANN, RequeueOptions(rate=100, stop_at=None), count=1, wanted=chosen))
+    arrived(amqp, 1)
+    found = looked(RetryFilter())
+
+    assert (found.count, found.causes[0].count, waiting_for(cause)) == (2, 2, [(WORK, 2)])
+    assert {one.message_id for one in found.due} == {"b", "c"}
+    row = Attempt.objects.get(message_id="a")
+    row.pk, row.number, row.started_at = None, 3, timezone.now()
+    row.save()
+    assert waiting_for(cause) == [(WORK, 3)]
+
+
 def test_the_export_names_each_retry_and_what_became_of_it(made: Made, amqp: BlockingChannel) -> None:
     made()
     failed(amqp, "a")
@@ -459,7 +595,8 @@ def test_the_export_names_each_retry_and_what_became_of_it(made: Made, amqp: Blo
     run = sent(early_runs.start(WORK, ANN, RequeueOptions(rate=1, stop_at=None), count=1))
 
     head, line = early_lines(run.pk, ANN)
-    assert (head.strip(), line.split(",")[:2]) == ("message,state,sent_at,ended_at", ["K-a", "sent"])
+    assert head.strip() == "message,state,error,sent_at,ended_at,handled,redelivered"
+    assert line.split(",")[:3] == ["K-a", "sent", ""]
     assert next(iter(list(early_lines(run.pk, ANN, named=False))[1:])).startswith(",sent,")
 
 

@@ -219,6 +219,16 @@ def test_a_message_that_somebody_else_edited_meanwhile_is_left_out_and_named() -
         stored([other])
 
 
+def test_results_are_sorted_by_name_and_one_that_is_edited_and_left_out_is_not_sent_with_the_others() -> None:
+    """BAD-5 came before BAD-4; of an edited one the preview said only that it has no comma."""
+    some = [payment(business_key=f"BAD-{number}") for number in (10, 5, 4)]
+    store(some[1].pk, ANN, propose(some[1], text='{"amount": 8.50}'), version=1, reason="comma")
+    shown = results_of(Selection.of_ids([one.pk for one in some]), COMMA)
+
+    assert [str(one.message) for one in shown] == ["BAD-4", "BAD-5", "BAD-10"]
+    assert "does not contain “,”. It is edited already, but not sent; the requeue after this edit" in shown[1].why
+
+
 def test_a_kill_in_the_middle_edits_none_and_the_same_can_be_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
     some = [payment(), payment()]
 

@@ -57,6 +57,18 @@ def test_an_edit_to_the_key_of_another_message_is_stored_only_if_the_operator_kn
     assert again(one).version == 2
 
 
+def test_other_messages_of_the_same_customer_are_no_messages_to_know() -> None:
+    """Only the first key names a payment: who has to tick at every repair no longer reads what is ticked."""
+    payment("PAY-1", "C-7", state=State.PROCESSED)
+    one = record(queue="payments.book", content_type="application/json", body=b"{}")
+    edit = propose(one, text=text("PAY-2", "C-7"))
+    store(one.pk, ANN, edit, version=1, reason="unreadable")
+
+    assert str(edit.keys) == "- → PAY-2, C-7"
+    assert len(others_with({one.pk: edit.keys})) == 0
+    assert again(one).version == 2
+
+
 def test_what_an_operator_knows_of_another_message_is_void_when_that_changes() -> None:
     other, one = payment("PAY-1"), payment("PAY-2")
     edit = propose(one, text=text("PAY-1"))

@@ -19,6 +19,7 @@ from django_rmq_retry.models import (
     AlertWatch,
     ApprovalRequest,
     Attempt,
+    AttemptName,
     ConsumerProcess,
     EarlyRetry,
     FormerName,
@@ -33,6 +34,7 @@ from django_rmq_retry.models import (
     State,
     StoredResult,
 )
+from django_rmq_retry.models.parked import folded
 from django_rmq_retry.parked.audit import verify
 from django_rmq_retry.parked.erasure import erase, traces
 from django_rmq_retry.parked.four_eyes import Wish
@@ -63,15 +65,19 @@ KEPT: Mapping[str, str] = {
     ),
     **dict.fromkeys(("content_type", "content_encoding", "host", "thread", "deploy", "version", "broker"), PROJECT),
     **dict.fromkeys(("driver", "prober", "halted_by", "holder", "ConsumerProcess.name"), PROJECT),
-    **dict.fromkeys(("queues", "retries_of", "ConsumerProcess.late", "ConsumerProcess.fault"), PROJECT),
+    **dict.fromkeys(
+        ("queues", "retries_of", "ConsumerProcess.late", "ConsumerProcess.fault", "ConsumerProcess.place"), PROJECT
+    ),
     **dict.fromkeys(("StoredResult.backend", "StoredResult.task", "StoredResult.worker"), PROJECT),
     **dict.fromkeys(("by", "by_key", "actor_name", "actor_key", "behalf", "decided_by", "approved_by"), OPERATOR),
-    **dict.fromkeys(("requeued_by", "erased_by"), OPERATOR),
+    **dict.fromkeys(("requeued_by", "erased_by", "ended_by"), OPERATOR),
     **dict.fromkeys(("source", "verdict", "error", "kind", "include", "AlertWatch.name"), CODE),
     **dict.fromkeys(("ParkedMessage.reason", "Attempt.reason"), CODE),
     **dict.fromkeys(("identity", "sha256", "copy", "fingerprint", "seal", "salt", "digest", "previous"), DIGEST),
     "traceparent": "too short for a name; it is emptied",
     "RequeueRun.outages": "times",
+    "RequeueRun.silences": "times",
+    "RequeueRun.guard_pauses": "times, and numbers of messages",
     "RequeueRun.causes": "numbers of error groups, and how many messages were in each",
     "HandlerRate": PROJECT,
     "Declared": PROJECT,
@@ -146,6 +152,7 @@ def everything_about(key: str) -> ParkedMessage:
     one = record(keys=[stored_key], business_key=stored_key, **facts)
     attempt(one)
     Attempt.objects.filter(pk=attempt(one, identity="message:another").pk).update(message_id=MESSAGE_ID)
+    AttemptName.objects.create(identity="message:unparked", value=stored_key, folded=folded(stored_key), at=now)
     MessageVersion.objects.create(message=one, number=2, body=b"", properties=b"", sha256="", at=now, by="ann")
     listing = KeyList.objects.create(created_at=now, by="ann", count=1)
     ListedKey.objects.create(list=listing, place=0, value=stored_key)

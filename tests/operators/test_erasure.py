@@ -15,6 +15,8 @@ from django.utils import timezone
 from django_rmq_retry.attempts.history import attempts_of
 from django_rmq_retry.models import (
     Action,
+    Attempt,
+    AttemptName,
     BlockedKey,
     BusinessKey,
     EarlyRetry,
@@ -124,6 +126,18 @@ def test_ids_times_the_group_and_who_did_what_stay() -> None:
     ]  # fmt: skip
     last = OperatorAction.objects.get(action=Action.ERASE)
     assert (last.reason, last.facts) == ("request 12", {"keys": 2, "rows": "1-3"})
+
+
+def test_a_message_that_was_never_parked_is_erased_by_any_of_its_keys() -> None:
+    """It failed, and its retry handled it: only its attempts are left."""
+    unparked: dict[str, Any] = {"identity": "message:9", "message_id": "9f3c", "error_text": SECRET, "logs": SECRET}
+    attempt(payment(keys=("PAY-9",)), 1, **unparked)
+    AttemptName.objects.create(identity="message:9", value=CUSTOMER, folded=CUSTOMER.lower(), at=timezone.now())
+    done = erase([CUSTOMER], ANN, reason="request 12")
+
+    assert done.attempts == 1
+    assert [(row.error_text, row.message_id) for row in Attempt.objects.filter(identity="message:9")] == [("", "")]
+    assert not AttemptName.objects.exists()
 
 
 def test_the_texts_of_others_stay() -> None:
@@ -299,3 +313,16 @@ def test_texts_that_are_written_into_an_erased_row_are_reported() -> None:
         cursor.execute("UPDATE rmq_retry_operatoraction SET reason = 'forged' WHERE number = 1")
 
     assert list(verify()) == ["Row 1 was changed after it was written."]
+
+
+def test_the_id_of_a_message_that_was_discarded_from_the_outbox_with_others_goes_too() -> None:
+    kept, gone, numbers = (
+        logged(Action.DISCARD, count=2, facts={"messages": names}) for names in (["9f3c-8", "9f3c-9"], ["Z-1"], "1-3")
+    )
+    erase(["Z-1"], ANN, reason="request 12")
+
+    left = {row.pk: row.details for row in OperatorAction.objects.filter(pk__in=[kept.pk, gone.pk, numbers.pk])}
+    assert left[gone.pk] == {}
+    assert left[kept.pk]["messages"] == ["9f3c-8", "9f3c-9"]
+    with pytest.raises(NothingChosen):
+        erase(["1"], ANN, reason="request 13")

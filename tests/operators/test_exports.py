@@ -68,7 +68,7 @@ def whole() -> list[str]:
 
 
 def test_an_import_parks_the_exported_message_unchanged() -> None:
-    one = record(body=b"\xff\0{", headers={"tenant": "acme"}, error_text="timeout", summary="#1 BankDown")
+    one = record(body=b"\xff\0{", headers={"tenant": "acme"}, error_text="timeout", summary="#1 BankDown", unacked=True)
     lines = whole()
     ParkedMessage.objects.all().delete()
     done = import_lines(lines, ANN)
@@ -78,7 +78,7 @@ def test_an_import_parks_the_exported_message_unchanged() -> None:
     assert (bytes(now.body), bytes(now.properties)) == (b"\xff\0{", bytes(one.properties))
     same = ("message_id", "queue", "parked_in", "exchange", "routing_key", "reason", "error", "error_text", "attempts")
     assert [getattr(now, name) for name in same] == [getattr(one, name) for name in same]
-    assert (now.state, now.summary, now.group.title) == ("parked", "#1 BankDown", "BankDown")
+    assert (now.state, now.summary, now.group.title, now.unacked) == ("parked", "#1 BankDown", "BankDown", True)
 
 
 @pytest.mark.parametrize("message_id", ["m-7", ""])

@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_rmq_retry.models import (
+    Attempt,
+    AttemptName,
     BusinessKey,
+    FormerName,
     KeyList,
     ListedKey,
     ParkedMessage,
@@ -17,6 +21,9 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
+from django_rmq_retry.models.parked import folded
+from django_rmq_retry.parked.elsewhere import elsewhere, places_of
+from django_rmq_retry.parked.found import Room
 from django_rmq_retry.parked.key_lists import alike, excluded, keys_of, list_filter, look_up, matches_of_list, store
 from django_rmq_retry.parked.key_text import MOST_TEXT, parse, text_of_keys
 from django_rmq_retry.parked.operators import Outdated, Refused
@@ -186,7 +193,7 @@ class TestLookingUp:
             record(key=f"PAY-{number}")
         known = named("PAY-0", "PAY-1", "PAY-2")
 
-        with django_assert_num_queries(3 if connection.vendor == "postgresql" else 7):
+        with django_assert_num_queries(10 if connection.vendor == "postgresql" else 14):
             assert matches_of_list(known).complete
 
     def test_keys_that_match_too_many_messages_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,9 +300,9 @@ class TestAllButThese:
         ParkedMessage.objects.filter(pk=one.pk).update(state=State.DISCARDED)
         effect = excluded(listed.pk, chosen.undiminished())
 
-        assert (effect.messages, {key: match.state for key, match in effect.elsewhere.items()}) == (
+        assert (effect.messages, {key: [one.state for one in some] for key, some in effect.elsewhere.items()}) == (
             2,
-            {"PAY-1": "discarded", "9f3c-1": "discarded"},
+            {"PAY-1": ["discarded"], "9f3c-1": ["discarded"]},
         )
 
     def test_an_exclusion_that_matches_too_many_messages_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,6 +313,22 @@ class TestAllButThese:
 
         with pytest.raises(Refused, match="match more than 2 messages"):
             excluded(listed.pk, ParkedMessage.objects.all())
+
+    def test_a_page_reads_what_a_list_leaves_out_once(self) -> None:
+        """Each of the queries of a preview matched all keys again: half of its time for 10,000 of them."""
+        one, two, three = record(key="PAY-1"), record(message_id="9f3c-2"), record(key="PAY-3")
+        listed = store(["PAY-1", "9f3c-2", "PAY-8"], ANN)
+        rest = Selection.of_filter({"state": ["parked"]}).leaving_out(list_filter(listed))
+        effect = excluded(listed.pk, rest.undiminished())
+        shown = rest.looked_at(effect.records)
+        with CaptureQueriesContext(connection) as queries:
+            found = list(shown.queryset())
+
+        assert (set(effect.records), found) == ({one.pk, two.pk}, [three])
+        assert shown.facts() == rest.facts()
+        assert (shown.undiminished().count(), shown.leaving_out(None).count) == (3, 3)
+        matched = "rmq_retry_listedkey" in "".join(query["sql"] for query in queries)
+        assert matched == (connection.vendor != "postgresql")
 
     def test_an_exclusion_applies_after_the_group_has_grown(self) -> None:
         record(key="PAY-1")
@@ -336,8 +359,9 @@ class TestKeeping:
         discard_messages(Selection.of_filter({LISTED: list_filter(used), "state": ["parked"]}))
         KeyList.objects.update(created_at=timezone.now() - timedelta(hours=25))
 
-        with pytest.raises(Outdated, match="The list of keys is older than a day"):
-            rest.queryset()
+        for use in (rest.queryset, lambda: rest.looked_at(frozenset())):
+            with pytest.raises(Outdated, match="The list of keys is older than a day"):
+                use()
         assert Selection.of_filter({LISTED: list_filter(used)}).count == 1
         KeyList.objects.update(created_at=timezone.now() - timedelta(hours=49))
         new = named("PAY-2")
@@ -369,3 +393,34 @@ class TestKeeping:
         assert keys_of(store(keys, ANN).pk) == keys
         places = ListedKey.objects.order_by("pk").values_list("place", flat=True)
         assert all(one < other for one, other in pairwise(places))
+
+
+def test_each_key_of_a_long_list_is_looked_for_elsewhere_although_one_names_thousands() -> None:
+    """PostgreSQL was asked for all keys at once, and for 1,000 names: of 1,500 payments it found 1,000."""
+    now, keys = timezone.now(), [f"PAY-{number}" for number in range(1500)]
+    gone = {"folded": folded("CUST-1"), "value": "CUST-1", "deleted_at": now}
+    FormerName.objects.bulk_create(
+        [FormerName(**gone) for _ in range(9000)]
+        + [FormerName(folded=folded(key), value=key, deleted_at=now) for key in keys]
+    )
+    AttemptName.objects.bulk_create(
+        AttemptName(identity=f"message:{key}", folded=folded(key), value=key, at=now) for key in keys
+    )
+    facts: dict[str, Any] = {"queue": "work", "number": 2, "seconds": 1, "pid": 7, "started_at": now, "verdict": "ack"}
+    Attempt.objects.bulk_create(Attempt(identity=f"message:{key}", message_id=key, **facts) for key in keys)
+    known = places_of(["CUST-1", *keys], [Room.GONE, Room.RETRIES])
+
+    rooms = {key: sorted(one.room.name for one in known.found.get(key, ())) for key in keys}
+    assert rooms == {key: ["GONE", "RETRIES"] for key in keys}
+    assert known.found["CUST-1"]
+    assert known.cut
+
+
+def test_a_search_whose_beginning_too_many_names_have_says_that_there_are_more() -> None:
+    values = [f"PAY-{number}" for number in range(1001)]
+    FormerName.objects.bulk_create(
+        FormerName(folded=folded(one), value=one, deleted_at=timezone.now()) for one in values
+    )
+
+    assert elsewhere("pay-", [Room.GONE]).cut
+    assert not elsewhere("pay-1000", [Room.GONE]).cut

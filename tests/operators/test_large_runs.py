@@ -131,7 +131,7 @@ class TestListing:
         assert late.isdisjoint(listed(all_parts(run)))
         assert now(run).total == 8
 
-    def test_messages_discarded_before_they_are_listed_are_not_in_the_run(self) -> None:
+    def test_messages_discarded_before_they_are_listed_are_left_out(self) -> None:
         run = started(8)
         a_part(run)
         gone = ParkedMessage.objects.order_by("-pk")[0]
@@ -139,7 +139,7 @@ class TestListing:
         run = all_parts(run)
 
         assert gone.pk not in listed(run)
-        assert (run.total, OperatorAction.objects.get().count) == (7, 8)
+        assert (run.total, run.skipped, run.unsent, OperatorAction.objects.get().count) == (8, 1, 7, 8)
 
     def test_a_message_parked_again_during_the_listing_is_listed_once(self) -> None:
         run = started(8)
@@ -226,14 +226,14 @@ class TestStop:
         a_part(run)
         run = drive_run(run, outcomes=True)
 
-        assert (stopped.state, stopped.total, stopped.skipped, stopped.listing) == (RunState.STOPPED, 3, 3, False)
+        assert (stopped.state, stopped.total, stopped.skipped, stopped.listing) == (RunState.STOPPED, 8, 8, False)
         assert (run.items.count(), wired.queue_declare(QUEUE, passive=True).method.message_count) == (3, 0)
-        assert [act.count for act in OperatorAction.objects.order_by("number")] == [8, 3]
+        assert [act.count for act in OperatorAction.objects.order_by("number")] == [8, 8]
 
-    def test_a_run_stopped_before_its_listing_is_empty_and_finished(self) -> None:
+    def test_a_run_stopped_before_its_listing_has_left_all_out_and_is_finished(self) -> None:
         run = stop_run(started(8))
 
-        assert (run.state, run.total, run.skipped) == (RunState.STOPPED, 0, 0)
+        assert (run.state, run.total, run.skipped, run.unsent) == (RunState.STOPPED, 8, 8, 0)
         assert run.finished_at is not None
 
     def test_stopping_a_large_run_skips_one_part_at_once_and_its_driver_the_rest(

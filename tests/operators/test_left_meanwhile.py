@@ -8,11 +8,13 @@ import pytest
 from django.utils import timezone
 
 from django_rmq_retry.models import ItemReason, ParkedMessage, RequeueRun, State
+from django_rmq_retry.parked.actions import discard, unhold_due
 from django_rmq_retry.parked.approvals import approve
 from django_rmq_retry.parked.operators import Actor, NothingChosen
 from django_rmq_retry.parked.selection import Selection
 from tests.operators.driving import Clock, Targets
 from tests.operators.made import (
+    BOB,
     again,
     discard_messages,
     driver_of,
@@ -21,6 +23,7 @@ from tests.operators.made import (
     record,
     requeue_run,
     restore_messages,
+    unhold_messages,
 )
 from tests.operators.second_person import asked, needing_second_person
 
@@ -93,6 +96,50 @@ def test_nothing_that_left_is_sent_if_it_comes_back_before_the_run_has_listed_it
     assert (run.total, run.skipped, run.unsent) == (6, 1, 5)
 
 
+def end_hold(one: ParkedMessage) -> None:
+    ParkedMessage.objects.filter(pk=one.pk).update(held_until=timezone.now() - timedelta(minutes=1))
+    unhold_due()
+
+
+CLOSED: list[tuple[Act, Callable[[ParkedMessage], Any]]] = [
+    (discard_messages, lambda one: restore_messages([one.pk])),
+    (hold_messages, lambda one: unhold_messages([one.pk])),
+    (hold_messages, end_hold),
+]
+
+
+@pytest.mark.parametrize("part", [0, 2], ids=["at once", "by its driver"])
+@pytest.mark.parametrize(("close", "reopen"), CLOSED, ids=["discarded", "held", "held until now"])
+def test_what_was_closed_during_the_preview_is_not_sent_in_place_of_what_left(
+    close: Act, reopen: Callable[[ParkedMessage], Any], part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The count was the one of the preview, so nothing told that one of the payments was another one."""
+    if part:
+        list_in_parts(monkeypatch, part, at_once=1)
+    some = [record() for _ in range(6)]
+    close([some[0].pk])
+    shown = Selection.of_filter(PARKED)
+    discard_messages([some[2].pk])
+    reopen(some[0])
+    run = requeue_run(shown, reason="the bank is back")
+
+    assert again(some[0]).state == State.PARKED
+    assert listed(run) == {one.pk: ItemReason.RESOLVED if one is some[2] else "" for one in some[1:]}
+    assert (run.total, run.skipped, run.unsent) == (5, 1, 4)
+    assert Selection.of_filter(PARKED).count == 5
+
+
+def test_what_was_restored_during_the_preview_of_a_discard_is_not_discarded_in_place_of_what_left() -> None:
+    some = [record() for _ in range(4)]
+    discard_messages([some[0].pk])
+    shown = Selection.of_filter(PARKED)
+    hold_messages([some[2].pk])
+    restore_messages([some[0].pk])
+    discard(shown, BOB, category="test")
+
+    assert [again(one).state for one in some] == ["parked", "discarded", "on_hold", "discarded"]
+
+
 def test_a_run_does_not_name_what_was_not_shown_in_the_preview() -> None:
     """It was on hold when the others were chosen: which of the two had left cannot be told, so neither is named."""
     some = [record() for _ in range(3)]
@@ -104,7 +151,7 @@ def test_a_run_does_not_name_what_was_not_shown_in_the_preview() -> None:
     after = requeue_run(shown, include=["under_way"])
 
     assert listed(before) == {some[1].pk: "", some[2].pk: ""}
-    assert (listed(after), after.total) == ({some[2].pk: ""}, 1)
+    assert (listed(after), after.total, after.skipped) == ({some[2].pk: ""}, 2, 1)
 
 
 def test_a_filter_that_nothing_is_left_of_starts_no_run() -> None:

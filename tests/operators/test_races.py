@@ -17,6 +17,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, handler
 from django_rmq_retry.models import (
+    Action,
     AuditHead,
     ItemState,
     MessageVersion,
@@ -85,7 +86,7 @@ def test_many_operators_who_requeue_one_message_make_one_copy(wired: BlockingCha
 
 def test_many_drivers_of_one_run_send_each_message_once(wired: BlockingChannel) -> None:
     messages = [record() for _ in range(40)]
-    run = requeue_run([one.pk for one in messages], rate=1000)
+    run = requeue_run([one.pk for one in messages], rate=1000, stop_at=None)
     together(lambda number: drive_run(run, f"driver {number}", for_seconds=1.0))
     drive_run(run, "the last")
 
@@ -130,10 +131,13 @@ def test_a_message_is_either_requeued_or_discarded_but_not_both(wired: BlockingC
     together(act)
     found = copies(wired)
     requeued = set(ParkedMessage.objects.filter(state=State.REQUEUED).values_list("pk", flat=True))
-    discarded = ParkedMessage.objects.filter(state=State.DISCARDED).count()
+    discarded = set(ParkedMessage.objects.filter(state=State.DISCARDED).values_list("pk", flat=True))
+    acts = OperatorAction.objects.filter(action=Action.DISCARD)
+    told = {one.pk for one in messages if acts.filter(acts_on([one.pk])).exists()}
 
     assert found == dict.fromkeys(requeued, 1)
-    assert len(requeued) + discarded == 10
+    assert len(requeued) + len(discarded) == 10
+    assert told == discarded
     check_books()
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Queue
@@ -52,6 +53,15 @@ def test_the_audit_log_names_the_operator_and_the_reason() -> None:
 
     assert (act.action, act.actor_name, act.reason) == ("requeue", "nightly", "the bank is back")
     assert (act.message, act.run, act.subject, act.count) == (one.pk, run.pk, "payment:7", 1)
+
+
+@pytest.mark.usefixtures("wired")
+def test_the_audit_log_counts_what_a_run_was_to_send_and_not_what_it_left_out() -> None:
+    """An auditor read "20 messages" of a run that left one out from the start, and sent 19."""
+    requeue([record(), record(), record(succeeded_at=timezone.now())], by="ann")
+    act = OperatorAction.objects.get()
+
+    assert (act.count, act.details["left_out"]) == (2, 1)
 
 
 def test_requeueing_an_in_flight_message_sends_nothing(wired: BlockingChannel) -> None:
@@ -113,7 +123,7 @@ def test_without_a_broker_messages_stay_parked_and_the_run_reports_it() -> None:
 def test_another_declared_queue_can_be_the_target(wired: BlockingChannel, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "TOPOLOGY": [Queue("payments.slow")]}
     wired.queue_declare("payments.slow")
-    run = requeue([record()], by="ann", target="payments.slow")
+    run = requeue([record()], by="ann", target="payments.slow", include=["other_handler"])
 
     assert (depth(wired), depth(wired, "payments.slow"), run.sent) == (0, 1, 1)
     with pytest.raises(Refused, match="'made-up' is not a declared queue"):

@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError
 from django.utils import timezone
 
-from django_rmq_retry.models import RequeueRun, RunState, State
+from django_rmq_retry.models import Attempt, RequeueRun, RunState, State
 from django_rmq_retry.parked import run_driver as driving
 from tests.operators.made import again, pause_run, record, requeue_run
 from tests.tooling.filled import Own
@@ -51,6 +51,24 @@ def test_the_driver_ends_expired_holds_and_expired_claims(driver: driving.RunDri
 
     wait_until(lambda: again(held).state == again(claimed).state == State.PARKED, what="both parked")
     assert again(claimed).unconfirmed
+
+
+@pytest.mark.usefixtures("wired")
+def test_the_driver_ends_a_paused_run_whose_retries_became_due(driver: driving.RunDriver) -> None:
+    now = timezone.now()
+    Attempt.objects.create(
+        identity="i", queue="q", handler="q", message_id="m", number=1, started_at=now - timedelta(minutes=2),
+        seconds=0.1, verdict="retry", wait=60, next_at=now + timedelta(seconds=0.5), host="h", pid=1, thread="t",
+    )  # fmt: skip
+    facts = {"by": "ann", "retries_of": "q", "total": 1, "selection": {"filter": {"queue": "q"}}}
+    run = RequeueRun.objects.create(state=RunState.PAUSED, note="a look first", created_at=now, **facts)
+    driver.start()
+
+    wait_until(lambda: RequeueRun.objects.get(pk=run.pk).state == RunState.FINISHED, what="its end")
+    run.refresh_from_db()
+    assert (run.sent, run.skipped, run.explanation) == (0, 1, "")
+    assert run.finished_at is not None
+    assert run.finished_at >= now + timedelta(seconds=0.4)
 
 
 def test_the_driver_takes_only_running_runs_without_a_driver() -> None:

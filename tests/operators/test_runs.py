@@ -12,6 +12,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.amqp import CONFIRMED
 from django_rmq_retry.models import (
+    Action,
+    ConsumerProcess,
     ItemReason,
     ItemState,
     OperatorAction,
@@ -22,12 +24,14 @@ from django_rmq_retry.models import (
     RunWait,
     State,
 )
-from django_rmq_retry.parked import copies
-from django_rmq_retry.parked.claims import ClaimResult, end_expired_claims, store_results
+from django_rmq_retry.parked import copies, item_sender
+from django_rmq_retry.parked.claims import ClaimResult, claim, end_expired_claims, store_results
 from django_rmq_retry.parked.lease import RUN_LEASE
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.pace import RunPace
 from django_rmq_retry.parked.run_steering import change_rate, pause_run, resume_run, stop_run
+from django_rmq_retry.parked.run_steps import RunSteps
+from tests.admin.made import consumer
 from tests.operators.driving import Clock, Targets
 from tests.operators.invariants import check_counters
 from tests.operators.made import ANN, BOB, QUEUE, again, claimed_of, drive_run, driver_of, record, requeue_run
@@ -61,6 +65,23 @@ def outcome(run: RequeueRun, place: int, *, good: bool) -> None:
     """Report the consumer's result for the message at this place."""
     item = run.items.get(place=place)
     (copy_succeeded if good else copy_failed)(item.message_id, item.cycle)
+
+
+def outcomes(run: RequeueRun, places: range, *, good: bool) -> None:
+    for place in places:
+        outcome(run, place, good=good)
+
+
+def stepped(one: RunSteps, clock: Clock, times: int = 1) -> None:
+    """Drive a run for so many seconds."""
+    for _ in range(times):
+        one.step()
+        clock.now += 1
+
+
+def held_for(run: RequeueRun, *, minutes: int) -> None:
+    """The run has waited for its first outcomes for so long."""
+    RequeueRun.objects.filter(pk=run.pk).update(held_at=timezone.now() - timedelta(minutes=minutes))
 
 
 def test_a_run_never_has_more_outcomes_than_sent_messages() -> None:
@@ -117,7 +138,7 @@ class TestRate:
         assert now(run).sent == 11
 
     def test_the_pace_goes_on_from_one_driver_to_the_next(self, wired: BlockingChannel) -> None:
-        run = started(60, rate=20)
+        run = started(60, rate=20, stop_at=None)
         page_sends(run)
         RequeueRun.objects.update(paced_at=timezone.now() - timedelta(seconds=1))
         page_sends(run)
@@ -159,6 +180,14 @@ class TestSteering:
         assert run.items.get(place=2).skip_code == ItemReason.STOPPED
         assert ParkedMessage.objects.filter(state=State.PARKED).count() == 1
 
+    def test_a_stop_counts_what_it_holds_back_without_what_is_being_sent(self) -> None:
+        """The audit log had 102 messages of a run that left 100 out: two were just being sent."""
+        run = started(3)
+        run.items.filter(place=1).update(state=ItemState.CLAIMED)
+        stop_run(run.pk, BOB, reason="wrong ones")
+
+        assert OperatorAction.objects.get(action=Action.STOP).count == 2
+
     def test_a_finished_run_cannot_be_paused_resumed_or_stopped(self) -> None:
         run = started()
         stop_run(run.pk, ANN)
@@ -188,6 +217,11 @@ class TestTimes:
 
 
 class TestGuards:
+    @pytest.fixture(autouse=True)
+    def worker(self) -> ConsumerProcess:
+        """A consumer of this project, which tells outcomes."""
+        return consumer(queues=[QUEUE])
+
     @pytest.mark.usefixtures("wired")
     def test_the_guard_pauses_a_run_when_too_many_copies_fail_again(self) -> None:
         other = started(8, rate=100)
@@ -203,6 +237,137 @@ class TestGuards:
 
         assert (now(other).state, now(other).wait) == (RunState.PAUSED, RunWait.GUARD)
         assert states(other)[6:] == ["pending", "pending"]
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_fast_run_sends_no_more_than_twenty_before_it_has_outcomes(self) -> None:
+        run, clock = started(30, rate=1000), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        stepped(one, clock, 4)
+        before = now(run)
+        outcomes(run, range(1, 5), good=True)
+        stepped(one, clock)
+        held = now(run)
+        outcome(run, 5, good=True)
+        stepped(one, clock)
+
+        assert (before.sent, before.wait, held.sent, held.wait) == (
+            20,
+            RunWait.OUTCOMES_WAIT,
+            20,
+            RunWait.OUTCOMES_WAIT,
+        )
+        assert (now(run).sent, now(run).wait, now(run).paced_sent) == (30, "", 20)
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_fast_run_whose_first_messages_fail_again_leaves_the_rest_unsent(self) -> None:
+        run, clock = started(30, rate=1000), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        stepped(one, clock, 3)
+        outcomes(run, range(1, 4), good=True)
+        outcomes(run, range(4, 6), good=False)
+        stepped(one, clock)
+
+        assert (now(run).state, now(run).wait, now(run).sent) == (RunState.PAUSED, RunWait.GUARD, 20)
+
+    @pytest.mark.usefixtures("wired")
+    @pytest.mark.parametrize(("count", "limit"), [(20, 20), (30, None)])
+    def test_a_small_run_and_one_without_a_guard_wait_for_no_outcome(self, count: int, limit: float | None) -> None:
+        run, clock = started(count, rate=1000, stop_at=limit), Clock()
+        stepped(driver_of(run, clock=clock, targets=Targets()), clock, 3)
+
+        assert (now(run).sent, now(run).state) == (count, RunState.WAITING)
+
+    @pytest.mark.usefixtures("wired")
+    def test_the_next_driver_of_a_run_sends_no_twenty_of_its_own(self) -> None:
+        run = started(30, rate=1000)
+        for name in ("one", "two"):
+            clock = Clock()
+            driver = driver_of(run, name, clock=clock, targets=Targets())
+            stepped(driver, clock, 3)
+            driver.end()
+
+        assert (now(run).sent, now(run).wait) == (20, RunWait.OUTCOMES_WAIT)
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_run_whose_first_messages_nobody_reads_waits_for_a_consumer(self) -> None:
+        run, clock, targets = started(30, rate=1000), Clock(), Targets()
+        targets.consumers = 0
+        one = driver_of(run, clock=clock, targets=targets)
+        stepped(one, clock, 3)
+        held_for(run, minutes=10)
+        stepped(one, clock)
+        without = now(run)
+        targets.consumers = 1
+        stepped(one, clock, 2)
+        with_one = now(run)
+
+        assert (without.state, without.wait) == (RunState.RUNNING, RunWait.NO_CONSUMER)
+        assert (with_one.state, with_one.wait) == (RunState.RUNNING, RunWait.OUTCOMES_WAIT)
+
+    @pytest.mark.usefixtures("wired")
+    @pytest.mark.parametrize("queues", [[], ["mail"]])
+    def test_programs_that_are_not_ours_get_all_of_a_run(self, worker: ConsumerProcess, queues: list[str]) -> None:
+        """They never tell an outcome: of what went back to a hand-written loop, or to Celery, twenty were sent."""
+        ConsumerProcess.objects.filter(pk=worker.pk).update(queues=queues)
+        run, clock = started(30, rate=1000), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        stepped(one, clock, 3)
+        held_for(run, minutes=1)
+        stepped(one, clock, 2)
+
+        assert (now(run).sent, now(run).wait) == (30, "")
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_run_whose_first_messages_have_no_outcome_in_time_pauses_until_an_operator_goes_on(self) -> None:
+        run, clock = started(30, rate=1000), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        stepped(one, clock, 3)
+        held_for(run, minutes=6)
+        stepped(one, clock)
+        paused = now(run)
+        resume_run(run.pk, ANN)
+        stepped(one, clock)
+
+        assert (paused.state, paused.wait, paused.sent) == (RunState.PAUSED, RunWait.OUTCOMES_SILENT, 20)
+        assert (now(run).sent, now(run).state) == (30, RunState.RUNNING)
+
+    @pytest.mark.usefixtures("wired")
+    def test_slow_handlers_keep_a_run_waiting_and_do_not_pause_it(self) -> None:
+        run, clock = started(30, rate=1000), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        stepped(one, clock, 3)
+        outcome(run, 1, good=True)
+        held_for(run, minutes=6)
+        stepped(one, clock)
+
+        assert (now(run).state, now(run).wait) == (RunState.RUNNING, RunWait.OUTCOMES_WAIT)
+
+    @pytest.mark.usefixtures("wired")
+    def test_an_outage_while_a_run_waits_for_outcomes_does_not_pause_it(self) -> None:
+        run, clock, targets = started(30, rate=1000), Clock(), Targets()
+        one = driver_of(run, clock=clock, targets=targets)
+        stepped(one, clock, 3)
+        held_for(run, minutes=6)
+        targets.reachable = False
+        stepped(one, clock)
+        away = now(run).wait
+        targets.reachable = True
+        stepped(one, clock, 2)
+
+        assert away == RunWait.BROKER_AWAY
+        assert (now(run).state, now(run).wait) == (RunState.RUNNING, RunWait.OUTCOMES_WAIT)
+
+    @pytest.mark.usefixtures("wired")
+    def test_an_operator_can_send_the_rest_without_waiting_for_outcomes(self) -> None:
+        run, clock = started(30, rate=1000), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        stepped(one, clock, 3)
+        resume_run(run.pk, ANN)
+        stepped(one, clock)
+
+        assert (now(run).sent, now(run).wait) == (30, "")
+        with pytest.raises(Outdated):
+            resume_run(run.pk, ANN)
 
     @pytest.mark.usefixtures("wired")
     @pytest.mark.parametrize("limit", [None, 100])
@@ -350,8 +515,10 @@ class TestGuards:
         assert states(run)[6:] == ["sent", "pending", "pending"]
         outcome(run, 7, good=True)
         one.step()
+        [pause] = now(run).guard_pauses or []
 
         assert states(run)[6:] == ["processed", "sent", "sent"]
+        assert (pause["failed"], pause["ended"], pause["tested"] > pause["at"]) == (2, 5, True)
 
     @pytest.mark.usefixtures("wired")
     def test_a_run_resumed_without_another_canary_sends_the_rest(self) -> None:
@@ -521,6 +688,44 @@ class TestBroker:
 
         assert (during.wait, during.ended_outages, len(during.outages or [])) == (RunWait.BROKER_AWAY, [], 1)
         assert before <= begun < ended <= timezone.now()
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_claim_that_took_too_long_is_not_sent_and_is_no_outage_of_the_broker(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The database had not answered for a minute, and the page said that the run had waited for the broker."""
+        run, clock = started(2), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+
+        def slow(*claiming: Any) -> list[Any]:
+            clock.now += 60
+            return claim(*claiming)
+
+        with monkeypatch.context() as slowly:
+            slowly.setattr(item_sender, "claim", slow)
+            one.step()
+        late = now(run)
+        one.step()
+
+        assert (late.sent, late.wait, late.outages) == (0, "", None)
+        assert now(run).sent == 2
+
+    @pytest.mark.usefixtures("wired")
+    @pytest.mark.parametrize(
+        ("wait", "paused", "kept"),
+        [("", False, 1), (RunWait.BROKER_AWAY, False, 0), ("", True, 0)],
+        ids=["nothing heard", "an outage", "a pause"],
+    )
+    def test_a_run_keeps_from_when_to_when_nothing_was_heard_of_it(self, wait: str, *, paused: bool, kept: int) -> None:
+        run, past = started(3), timezone.now() - timedelta(minutes=5)
+        driver_of(run, "killed", targets=Targets()).step()
+        RequeueRun.objects.update(beat_at=past, leased_until=past, wait=wait)
+        if paused:
+            pause_run(run.pk, ANN)
+            resume_run(run.pk, ANN)
+        driver_of(run, targets=Targets()).step()
+
+        assert [(begun, past < ended) for begun, ended in now(run).ended_silences] == [(past, True)] * kept
 
     def test_a_run_resumes_by_itself_when_the_broker_is_back(
         self, away: None, settings: Any, broker_url: str, amqp: BlockingChannel

@@ -98,7 +98,7 @@ class Records(RuleBasedStateMachine):
         doubtful = outcome is PublishEnd.UNKNOWN
         self.broker.outcome, self.broker.delivers = outcome, outcome is PublishEnd.CONFIRMED or (doubtful and delivered)
         before = len(self.broker.copies)
-        requeue([pk], by="ann", include=["succeeded", "unhandled", "under_way", *insists], wait=0.0)
+        requeue([pk], by="ann", include=["succeeded", "discarded", "unhandled", "under_way", *insists], wait=0.0)
         found = {"on_hold": model.state == "on_hold", "unconfirmed": model.unconfirmed}
         sendable = model.state in OPEN and not any(found[name] for name in found if name not in insists)
 

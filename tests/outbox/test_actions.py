@@ -11,6 +11,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from django_rmq_retry import handler
 from django_rmq_retry.models import ApprovalRequest, OperatorAction, OutboxMessage
 from django_rmq_retry.models.boxes import OutboxRows
 from tests.admin.looking import Page
@@ -61,6 +62,13 @@ def test_an_empty_outbox_exits_with_nothing_found() -> None:
     ran = run("rmq_relay", "list")
 
     assert (ran.code, ran.err) == (Exit.NOTHING, "The outbox is empty.\n")
+
+
+def test_a_list_of_what_failed_says_how_many_messages_wait_if_none_did(rows: dict[str, int]) -> None:
+    OutboxMessage.objects.filter(pk=rows["stuck"]).delete()
+    ran = run("rmq_relay", "list", "--failed")
+
+    assert (ran.code, ran.err) == (Exit.NOTHING, "No message has failed; 2 messages wait.\n")
 
 
 def test_the_retry_command_sends_failed_messages_again(rows: dict[str, int]) -> None:
@@ -148,18 +156,39 @@ def test_the_page_of_a_failed_message_discards_it_with_a_reason(rows: dict[str, 
     assert links["Discard…"] == discard_page(rows["stuck"])
     assert "1 message will never be sent." in shown
     assert (unreasoned.status_code, left_over) == (422, ["stuck", "failing", "fine"])
-    assert "Discarded, and never sent: id of stuck." in Page(done).text
+    assert "1 message was discarded and is never sent." in Page(done).text
     assert kept() == ["failing", "fine"]
     assert (action.action, action.reason, action.subject) == ("discard", "INC-553", "id of stuck")
     assert client.post(discard_page(rows["stuck"]), {"text": "INC-553"}).status_code == 404
 
 
+@pytest.mark.usefixtures("no_handlers")
+def test_a_discarded_message_is_found_by_its_id_and_business_key(rows: dict[str, int]) -> None:
+    """Nothing told whether the payment had been sent: its row was gone, and the audit log knew its id only."""
+
+    @handler("payments.main", keys=lambda message: message.data["payment"])
+    def transfer(body: object) -> None: ...
+
+    client = signed_in(*MAY, "view_parkedmessage", "view_operatoraction")
+    OutboxMessage.objects.filter(pk=rows["stuck"]).update(routing_key="payments.main", body=b'{"payment": "PAY-80"}')
+    client.post(discard_page(rows["stuck"]), {"text": "INC-553"})
+    found = [client.get("/admin/rmq_retry/parkedmessage/", {"q": asked}) for asked in ("pay-80", "ID of stuck")]
+    logged = Page(client.get("/admin/rmq_retry/operatoraction/", {"q": "pay-80"})).text
+    listed = run("rmq_audit", "list", "--message", "pay-80", "--json").data["items"]
+
+    assert ["Discarded from the outbox at " in Page(one).text for one in found] == [True, True]
+    assert "/admin/rmq_retry/operatoraction/?q=PAY-80" in found[0].content.decode()
+    assert "INC-553" in logged
+    assert [one["reason"] for one in listed] == ["INC-553"]
+
+
 def test_a_message_that_is_still_being_sent_is_not_discarded(rows: dict[str, int]) -> None:
     client = signed_in("view_outboxmessage", "discard_outboxmessage")
-    refused = client.post(discard_page(rows["fine"]), {"text": "INC-553"})
+    refused = client.post(discard_page(rows["fine"]), {"text": "INC-553"}, follow=True)
 
     assert "Discard" not in Page(client.get(row_page(rows["fine"]))).text
-    assert (refused.status_code, kept()) == (422, ["stuck", "failing", "fine"])
+    assert "1 message was not discarded: it was sent or discarded meanwhile, or may be on " in Page(refused).text
+    assert kept() == ["stuck", "failing", "fine"]
     assert not OperatorAction.objects.exists()
 
 

@@ -58,21 +58,35 @@ faults.record = slow
 """
 
 
-@nightly_on_sqlite
-@pytest.mark.django_db
-@pytest.mark.database
-@pytest.mark.parametrize("trouble", [NO_THREAD, SLOW], ids=["no thread", "a slow database"])
-def test_a_result_at_the_exit_is_written(own_database: Own, trouble: str) -> None:
-    environment = {**os.environ, **own_database.environment}
-    ended = subprocess.run(
+def run(own_database: Own, trouble: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
         [sys.executable, "-c", SCRIPT % trouble],
         cwd=ROOT,
-        env=environment,
+        env={**os.environ, **own_database.environment},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
 
+
+@nightly_on_sqlite
+@pytest.mark.django_db
+@pytest.mark.database
+@pytest.mark.parametrize("trouble", [NO_THREAD, SLOW], ids=["no thread", "a slow database"])
+def test_a_result_at_the_exit_is_written(own_database: Own, trouble: str) -> None:
+    ended = run(own_database, trouble)
+
     assert (ended.returncode, kept("own")) == (0, [])
     assert "could not" not in ended.stderr
+    assert "until a relay sends" not in ended.stderr
+
+
+@nightly_on_sqlite
+@pytest.mark.django_db
+@pytest.mark.database
+def test_a_process_that_ends_says_what_it_leaves_to_a_relay(own_database: Own) -> None:
+    ended = run(own_database, "post.answer = print")
+
+    assert (ended.returncode, len(kept("own"))) == (0, 1)
+    assert "This process ends, and 1 message stays in the outbox until a relay sends it" in ended.stderr

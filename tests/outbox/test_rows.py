@@ -1,13 +1,14 @@
 """Inside a transaction a message is a row; after the commit it is sent, and the row is deleted."""
 
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -21,6 +22,14 @@ from django_rmq_retry.publishing.publish import message_of
 from tests.outbox.made import Post, kept
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
+
+
+@contextmanager
+def begun() -> Iterator[None]:
+    """A transaction with a first statement, which is the one that begins it in the database."""
+    with transaction.atomic():
+        OutboxMessage.objects.exists()
+        yield
 
 
 def test_a_publish_in_a_transaction_is_a_row_until_the_commit_sends_it(post: Post) -> None:
@@ -72,6 +81,65 @@ def test_a_row_is_sent_byte_for_byte_as_published(monkeypatch: pytest.MonkeyPatc
     assert found[0] == message
     assert found[0].properties.headers.raw == message.properties.headers.raw
     assert (found[1].body, found[1].properties, found[1].mandatory) == (b"", Properties(), False)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_message_published_alone_is_kept_byte_for_byte(monkeypatch: pytest.MonkeyPatch, *, watched: bool) -> None:
+    """The driver quotes its values only if somebody watches the statements."""
+    monkeypatch.setattr(outbox.AfterCommit, "__call__", lambda _self: None)
+    key = "'é' \"\\\" %s $1"
+    message = message_of(bytes(range(256)), exchange=key, routing_key=key, codec=Raw())
+    before = timezone.now()
+    with CaptureQueriesContext(connection) if watched else nullcontext(), begun():
+        outbox.writer.keep([replace(message, mandatory=False, order_key=key)], using="default")
+
+    row = OutboxMessage.objects.get()
+    found = outbox_rows.row_from_table([getattr(row, name) for name in outbox_rows.READ]).message
+    assert found == replace(message, mandatory=False, order_key=key)
+    assert (row.size, row.attempts, row.alone, row.error, row.failed_at) == (256, 0, False, "", None)
+    assert abs(row.created_at - before) < timedelta(seconds=60)
+    assert row.due_at - row.created_at == timedelta(seconds=outbox_rows.lease())
+
+
+def test_whoever_watches_the_statements_of_a_transaction_sees_the_insert(post: Post) -> None:
+    seen: list[str] = []
+
+    def watch(execute: Any, sql: str, *others: Any) -> Any:
+        seen.append(sql)
+        return execute(sql, *others)
+
+    with transaction.atomic():
+        publish(1, routing_key="before")
+        with CaptureQueriesContext(connection) as queries:
+            publish(1, routing_key="counted")
+        with connection.execute_wrapper(watch):
+            publish(1, routing_key="wrapped")
+
+    into = f"INSERT INTO {connection.ops.quote_name(outbox_rows.TABLE)} "
+    assert [sql[: len(into)] for sql in (queries[0]["sql"], *seen)] == [into, into]
+    assert post.keys == ["before", "counted", "wrapped"]
+
+
+def test_an_insert_that_fails_raises_in_the_publish(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    with transaction.atomic():
+        publish(1, routing_key="so that the table is known")
+    with monkeypatch.context() as patched:
+        patched.setattr(outbox_rows, "TABLE", "no_such_table")
+        with pytest.raises(DatabaseError, match="no_such_table"), begun():
+            publish(1, routing_key="q")
+    with transaction.atomic():
+        publish(1, routing_key="next")
+
+    assert (post.keys[1:], kept()) == (["next"], [])
+
+
+def test_a_name_that_the_database_cannot_keep_is_not_cut(post: Post) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("only PostgreSQL has no NUL in its texts")
+    with pytest.raises(DatabaseError, match=r"NUL|0x00"), begun():
+        publish(1, routing_key="q\0.of another")
+
+    assert (post.keys, kept()) == ([], [])
 
 
 def test_rows_of_one_transaction_are_sent_together_and_deleted_by_one_query(post: Post) -> None:

@@ -89,6 +89,29 @@ def test_many_commits_are_deleted_together(post: Post, monkeypatch: pytest.Monke
     assert len(deleted) < 10
 
 
+def test_rows_leave_in_each_turn_and_are_deleted_in_each_fourth(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    deleted: list[int] = []
+    monkeypatch.setattr(outbox_rows, "delete", lambda ids, **_: deleted.append(len(ids)))
+    here = Outgoing("own", wake=lambda: None, soon=lambda: True)
+    sent: list[int] = []
+    for number in range(8):
+        rows = insert([message_of(1, routing_key=f"q{number}")], using="own", lease=60)
+        here.hand_over(Handed(rows=rows))
+        here.turn()
+        sent.append(len(post.keys))
+
+    assert sent == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert deleted == [4, 4]
+
+
+def test_the_end_of_a_process_does_not_wait_for_further_results(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "GATHER_SECONDS", 60.0)
+    committed("a")
+    sender.sender.finish(20)
+
+    assert (post.keys, kept("own")) == (["a"], [])
+
+
 def test_commits_leave_their_messages_to_a_sender_that_is_at_work(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """It sends them together: the I/O thread would have to be woken for each of them."""
     monkeypatch.setattr(outgoing, "GATHER_SECONDS", 0.5)
@@ -117,6 +140,23 @@ def test_what_is_not_sent_when_a_process_closes_its_connections_is_the_relays(po
 
     one.end()
     assert (post.keys, due()) == ([], ["late"])
+
+
+def test_a_message_that_a_commit_cannot_hand_over_is_left_to_a_relay(
+    post: Post, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def broken(*_given: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(Outgoing, "hand_over", broken)
+    committed("a")
+    committed("b", "c")
+
+    assert (post.keys, kept("own")) == ([], ["a", "b", "c"])
+    assert [one.getMessage() for one in caplog.records] == [
+        "After the commit 1 message stays in the outbox of 'own' until a relay sends it: no memory",
+        "After the commit 2 messages stay in the outbox of 'own' until a relay sends them: no memory",
+    ]
 
 
 def test_a_broker_that_is_down_costs_a_commit_nothing(post: Post, reach: Reach, caplog: Any) -> None:

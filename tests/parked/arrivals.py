@@ -48,10 +48,10 @@ def ticket_in(
 def by_us(*, at: int = DAWN, again: bool = False, ticket: tuple[int, int] | None = None, error: str = "BankDown",
           id: str | None = "m-1", handler: str = "payments.charge", **told: Any) -> Delivery:  # noqa: A002  # fmt: skip
     """A message that our consumer parked; a requeued copy has a signed ticket with its record and cycle."""
-    headers = dict(told.pop("headers", {}))
+    exhausted = park(Reason.EXHAUSTED, "after 5 attempts", ErrorNote(kind=error, text="timeout"))
+    headers, verdict = dict(told.pop("headers", {})), told.pop("verdict", exhausted)
     if ticket is not None:
         headers |= ticket_header(*ticket, id=id, body=told.get("body", b"{}"))
-    verdict = park(Reason.EXHAUSTED, "after 5 attempts", ErrorNote(kind=error, text="timeout"))
     failed = delivery(message_id=id, headers=headers, attempt=5, **told)
     copy = parked_copy(verdict, failed, handler=handler, now=at)
     return replace(arrived(copy, queue="payments.parked"), redelivered=again)

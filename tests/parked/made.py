@@ -42,9 +42,9 @@ def item(message: ParkedMessage, **told: Any) -> RequeueItem:
     return RequeueItem.objects.create(run=run, message=message, **{**known, **told})
 
 
-def copy_succeeded(record: int, cycle: int = 2, *, at: datetime | None = None, handled: bool = True) -> None:
+def copy_succeeded(record: int, cycle: int = 2, *, at: datetime | None = None, **told: bool) -> None:
     """Note that the requeued copy of a record was handled, as the consumer does."""
-    succeeded(Ticket(record=record, cycle=cycle), at or timezone.now(), handled=handled)
+    succeeded(Ticket(record=record, cycle=cycle), at or timezone.now(), **told)
 
 
 def copy_failed(record: int, cycle: int = 2, *, at: datetime | None = None) -> None:

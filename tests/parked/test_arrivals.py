@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 
 from django_rmq_retry import Delivery
+from django_rmq_retry.messages import Reason, decode_properties
+from django_rmq_retry.messages.parked_copy import requeued as requeued_message
 from django_rmq_retry.models import ErrorGroup, ItemState, MessageVersion, ParkedMessage, RequeueRun, State
 from django_rmq_retry.models.parked import RESOLVED
+from django_rmq_retry.parked import copies
+from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.policies import park
 from tests.operators.invariants import check_counters
 from tests.parked.arrivals import DAWN, by_us, change, foreign, store, the_group, the_record, ticket_header, untaken
 from tests.parked.made import item
@@ -151,6 +156,22 @@ class TestCopies:
 
 
 class TestRequeued:
+    @pytest.mark.parametrize(
+        ("reason", "before", "doubts"),
+        [(Reason.CRASHED, False, 1), (Reason.CRASHED, True, 1), (Reason.EXHAUSTED, False, 0)],
+    )
+    def test_a_copy_that_was_parked_because_its_worker_died_may_have_been_handled(
+        self, reason: Reason, before: bool, doubts: int
+    ) -> None:
+        """It was paid eight times, and was the one message of its run without a word of that."""
+        record = change(requeued(first()), unacked=before)
+        place = item(record, cycle=2)
+        store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND, verdict=park(reason, "died")))
+        place.refresh_from_db()
+        listed = Selection.of_filter({"perhaps_twice_of_run": place.run_id})
+
+        assert (place.run.failed, place.run.perhaps_twice, listed.count) == (1, doubts, doubts)
+
     def test_a_requeued_copy_that_fails_reopens_its_record(self) -> None:
         record = requeued(first())
         place = item(record, cycle=2)
@@ -166,6 +187,21 @@ class TestRequeued:
         place.refresh_from_db()
         assert (place.state, place.run.failed) == (ItemState.FAILED, 1)
         assert ErrorGroup.objects.get(title="BankDown").failed_again == 1
+
+    def test_a_message_that_a_consumer_had_before_stays_in_doubt_after_a_requeue(self) -> None:
+        record = requeued(first(redelivered=True))
+        sent = requeued_message(copies.contents(record), queue="payments", ticket="")
+        store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND))
+
+        assert sent.headers["rmq-retry-unacked"] == 1
+        assert "rmq-retry-unacked" not in decode_properties(bytes(record.properties)).headers
+        assert (record.unacked, the_record().unacked, the_record().state) == (True, True, "parked")
+
+    def test_a_requeued_copy_whose_worker_was_killed_is_in_doubt(self) -> None:
+        record = requeued(first())
+        store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND, redelivered=True))
+
+        assert (record.unacked, the_record().unacked) == (False, True)
 
     def test_a_requeued_copy_without_an_id_reopens_its_record(self) -> None:
         record = requeued(first(**NO_ID))

@@ -13,10 +13,10 @@ def test_each_change_is_shown_with_three_lines_of_context() -> None:
     before = "\n".join(str(number) for number in range(20))
 
     assert told(before, before.replace("\n8\n", "\neight\n")) == [
-        " 5", " 6", " 7", "-8", "+eight", " 9", " 10", " 11",
+        "…", " 5", " 6", " 7", "-8", "+eight", " 9", " 10", " 11", "…",
     ]  # fmt: skip
     assert told(before, before.replace("\n3\n", "\n").replace("\n15", "\n15\nnew")) == [
-        " 0", " 1", " 2", "-3", " 4", " 5", " 6", "…", " 13", " 14", " 15", "+new", " 16", " 17", " 18",
+        " 0", " 1", " 2", "-3", " 4", " 5", " 6", "…", " 13", " 14", " 15", "+new", " 16", " 17", " 18", " 19",
     ]  # fmt: skip
 
 

@@ -147,6 +147,20 @@ def test_a_run_counts_each_message_that_was_handled_again_once() -> None:
     assert RequeueItem.objects.get(run=run, message=known).handled == 3
 
 
+@pytest.mark.parametrize(("then", "counted"), [([], (0, 1)), ([False], (1, 0)), ([True, True], (1, 0))])
+def test_a_run_counts_what_was_delivered_before_as_a_doubt_until_it_is_known(
+    then: list[bool], counted: tuple[int, int]
+) -> None:
+    """A worker was killed after the bank had the money: "finished, 120 processed", and one was paid twice."""
+    place = item(known := record())
+
+    for at, redelivered in enumerate([True, *then], 1):
+        copy_succeeded(known.pk, at=minutes(at), redelivered=redelivered)
+    run = RequeueRun.objects.get(pk=place.run_id)
+
+    assert (run.handled_twice, run.perhaps_twice) == counted
+
+
 def test_an_outcome_noted_again_after_an_unconfirmed_commit_is_no_second_handling() -> None:
     place = item(known := record())
 

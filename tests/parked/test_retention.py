@@ -7,7 +7,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from django_rmq_retry.models import Attempt, BusinessKey, ErrorGroup, ParkedMessage, RequeueItem, State
+from django_rmq_retry.models import Attempt, AttemptName, BusinessKey, ErrorGroup, ParkedMessage, RequeueItem, State
 from django_rmq_retry.models.parked import RESOLVED, UNRESOLVED
 from django_rmq_retry.parked import retention
 from tests.operators.invariants import check_counters
@@ -83,6 +83,15 @@ def test_attempts_without_an_id_stay_while_their_queue_has_such_a_record() -> No
     retention.delete_old()
 
     assert list(Attempt.objects.values_list("identity", flat=True)) == ["body:1"]
+
+
+def test_the_names_of_old_attempts_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "DELETED_AT_ONCE", 2)
+    for name, at in (*((f"old {number}", OLD) for number in range(9)), ("new", timezone.now())):
+        AttemptName.objects.create(identity="message:1", value=name, folded=name, at=at)
+
+    assert (retention.delete_old(), AttemptName.objects.count()) == (True, 2)
+    assert (retention.delete_old(), [row.value for row in AttemptName.objects.all()]) == (False, ["new"])
 
 
 def test_records_are_deleted_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:

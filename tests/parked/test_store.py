@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
+from django.db import DatabaseError, IntegrityError, OperationalError, connection
+from django.db.models import Model
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
@@ -19,6 +19,7 @@ from django_rmq_retry.models import BusinessKey, ErrorGroup, ParkedMessage
 from django_rmq_retry.parked import database
 from django_rmq_retry.parked import store as store_module
 from django_rmq_retry.policies import Kind
+from django_rmq_retry.statements import writing
 from django_rmq_retry.testing import isolated_handlers
 from tests.amqp.declared import declare
 from tests.amqp.slow_motion import SlowConsumer
@@ -87,14 +88,14 @@ def all_texts(record: ParkedMessage) -> list[str]:
 
 
 class TestQueries:
-    def test_a_batch_of_new_messages_takes_seven_queries_at_most(self) -> None:
-        """Three of them count: in the group, by origin, and by the minute."""
+    def test_a_batch_of_new_messages_takes_eight_queries_at_most(self) -> None:
+        """Three of them count: in the group, by origin, and by the minute. One asks if a copy was handled before."""
         now = int(timezone.now().timestamp() * 1000)
         store(by_us(id="before", at=now))
         with CaptureQueriesContext(connection) as few:
             store(*(by_us(id=f"m-{n}", at=now) for n in range(25)))
 
-        assert len([one for one in few if "SAVEPOINT" not in one["sql"]]) <= 7
+        assert len([one for one in few if "SAVEPOINT" not in one["sql"]]) <= 8
 
     def test_a_redelivered_copy_writes_nothing(self) -> None:
         store(by_us())
@@ -168,13 +169,13 @@ class TestPoison:
 LOOK_UP = store_module.BatchWriter._look_up
 
 
-def losing_answer(*, committed: bool) -> SimpleNamespace:
-    """Return a stand-in for django.db.transaction whose first COMMIT gets no answer."""
+def losing_answer(*, committed: bool) -> Callable[..., AbstractContextManager[None]]:
+    """Return a stand-in for ``writing`` whose first COMMIT gets no answer."""
     lost: list[bool] = []
 
     @contextmanager
-    def atomic(using: str) -> Iterator[None]:
-        with transaction.atomic(using=using):
+    def losing(model: type[Model], *, using: str) -> Iterator[None]:
+        with writing(model, using=using):
             yield
             if not lost and not committed:
                 lost.append(True)
@@ -183,7 +184,7 @@ def losing_answer(*, committed: bool) -> SimpleNamespace:
             lost.append(True)
             raise OperationalError("server closed the connection unexpectedly")
 
-    return SimpleNamespace(atomic=atomic)
+    return losing
 
 
 class TestLostAnswer:
@@ -194,14 +195,14 @@ class TestLostAnswer:
     def test_a_message_without_an_id_has_one_record_after_a_lost_commit_answer(
         self, committed: bool, count: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(store_module, "transaction", losing_answer(committed=committed))
+        monkeypatch.setattr(store_module, "writing", losing_answer(committed=committed))
         batch = [by_us(id=None, body=b"%d" % n) for n in range(count)]
 
         assert store(*batch) == [store_module.Stored()] * count
         assert (ParkedMessage.objects.count(), the_group().parked) == (count, count)
 
     def test_equal_messages_without_an_id_never_share_a_record(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(store_module, "transaction", losing_answer(committed=False))
+        monkeypatch.setattr(store_module, "writing", losing_answer(committed=False))
 
         assert store(by_us(id=None), by_us(id=None)) == [store_module.Stored(), store_module.Stored()]
         assert ParkedMessage.objects.count() == 2

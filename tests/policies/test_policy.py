@@ -229,7 +229,7 @@ class TestOverrules:
 
         assert (verdict.kind, verdict.reason) == (Kind.PARK, Reason.REQUESTED)
         assert verdict.detail == "The account is frozen"
-        assert str(verdict.error) == "AccountClosed: May"
+        assert str(verdict.error) == "AccountClosed: The account is frozen: May"
 
     @pytest.mark.parametrize("policy", EVERY_POLICY, ids=named)
     def test_a_handler_may_discard_under_every_policy(self, policy: Policy) -> None:

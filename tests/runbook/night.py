@@ -1,6 +1,5 @@
 """A bank at night: its broker, its database, its consumers, and an operator at a terminal."""
 
-import json
 import os
 import re
 import shlex
@@ -87,12 +86,6 @@ class Night:
     def call(self, code: str) -> None:
         """Call a function of the bank's handlers."""
         self.manage("shell", "-v", "0", "-c", f"from tests.runbook import handlers; handlers.{code}")
-
-    def publish(self, handler: str, payment: int) -> None:
-        """Publish without a database."""
-        body = self.folder / "body.json"
-        body.write_text(json.dumps({"payment": payment}))
-        self.manage("rmq_publish", "--handler", handler, "--message-id", f"MSG-{payment}", str(body))
 
     def shows(self, text: str, *words: str) -> None:
         """Wait until the output of a command has this text. Until then the command may fail: nothing matches yet."""

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import InterfaceError
+from django.db import InterfaceError, connection
 from django.utils import timezone
 
 from django_rmq_retry import Fixed, RetryThenPark, database_clock, publish
@@ -148,7 +148,7 @@ def test_a_task_that_returns_what_never_ran_has_failed(
 @pytest.mark.parametrize("timestamp", [1_800_000_000_000, 2**63 - 1, None])
 def test_a_time_outside_the_calendar_is_none(timestamp: int | None) -> None:
     """A sender that writes milliseconds means a year of five digits: each attempt failed before its task ran."""
-    assert results.enqueued_at(delivery(timestamp=timestamp)) is None
+    assert database_clock.published_at(delivery(timestamp=timestamp).properties) is None
 
 
 @pytest.mark.django_db(transaction=True)
@@ -175,7 +175,8 @@ def test_many_results_are_stored_by_one_statement(
     results = [work.add.enqueue(number) for number in range(50)]
     super(RecordingTest, recording).drain()
 
-    with django_assert_num_queries(4):
+    locks = connection.vendor == "sqlite"
+    with django_assert_num_queries(4 + locks):
         recording._history.buffer.flush()
 
     assert [read(one).return_value for one in results] == list(range(50))

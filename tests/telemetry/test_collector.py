@@ -100,7 +100,7 @@ def test_a_message_that_succeeds_after_a_requeue_is_one_story_in_the_collector(
         consumers.signal()
         assert consumers.code() == 0, consumers.errors
     there.touch()
-    done(shop, "rmq_parked", "requeue", str(parked.pk), "--reason", "the stock is back", "--no-wait")
+    done(shop, "rmq_parked", "requeue", str(parked.pk), "--reason", "the stock is back", "--wait", "0")
     done(shop, "rmq_consume", "--burst")
     (sent,) = collector.named("send shop.orders")
     first, second, third = collector.named("process shop.orders")

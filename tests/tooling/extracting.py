@@ -30,12 +30,24 @@ def marked(package: Path) -> dict[Text, set[str]]:
 def in_python(source: str) -> Iterator[Text]:
     """Yield the texts of a module."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            name = node.func.id.removesuffix("_lazy").removesuffix("_noop")
-            given = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
-            texts = [value for value in given if isinstance(value, str)]
-            if name in KINDS and len(texts) >= len(KINDS[name]):
-                yield _text(KINDS[name], texts)
+        yield from _called(node)
+
+
+def _called(node: ast.AST) -> Iterator[Text]:
+    """Yield the text that a call marks."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        name = node.func.id.removesuffix("_lazy").removesuffix("_noop")
+        given = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+        texts = [value for value in given if isinstance(value, str)]
+        if name in KINDS and len(texts) >= len(KINDS[name]):
+            yield _text(KINDS[name], texts)
+
+
+def in_f_strings(source: str) -> Iterator[int]:
+    """Yield the lines of texts within an f-string, where GNU gettext does not look."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            yield from (node.lineno for inner in ast.walk(node) for _text in _called(inner))
 
 
 def in_template(source: str) -> Iterator[Text]:

@@ -83,6 +83,7 @@ STORM = (
 )
 """A storm of the chaos suite, which needs the whole machine."""
 SUMMARY = re.compile(r"\d+ (passed|failed|errors?|skipped|deselected|warnings?)\b.* in [\d.]+s")
+FAULT = re.compile(r"(FAILED|ERROR) tests/\S+|LEFT BEHIND: ")
 UNTESTED = re.compile(r"!+ NOT TESTED \((\d+)\) !+")
 RUNNING: set["subprocess.Popen[str]"] = set()
 INTERRUPTED = Event()
@@ -101,6 +102,8 @@ class Result:
     code: int
     lacks: tuple[str, ...] = ()
     """What was missing, each with the number of tests that did not run."""
+    faults: tuple[str, ...] = ()
+    """The lines on each test that failed and on what was left: the end of a long output is what is read."""
 
 
 def here() -> str:
@@ -112,7 +115,7 @@ def run_tests(name: str, python: str, arguments: list[str], *, beside: bool = Fa
     """Run pytest and keep its last line; show its output at once, or in one piece if other lanes run beside it."""
     colour = ["--color=yes"] if sys.stdout.isatty() else []
     command = [python, "-m", "pytest", *(BESIDE if beside else ALL), *colour, *arguments]
-    summary, count, lacks = "pytest printed nothing", "", list[str]()
+    summary, count, lacks, faults = "pytest printed nothing", "", list[str](), list[str]()
     # A run starts hundreds of processes, which would otherwise each compile everything again.
     told = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **environment}
     kept: list[str] = []
@@ -125,6 +128,7 @@ def run_tests(name: str, python: str, arguments: list[str], *, beside: bool = Fa
                 show(line)
                 plain = COLOUR.sub("", line).strip()
                 summary = plain if SUMMARY.search(plain) else summary
+                faults += [plain] if FAULT.match(plain) else []
                 # The line after such a heading has the reason.
                 lacks += [f"not run ({count}): {plain}"] if count else []
                 heading = UNTESTED.fullmatch(plain)
@@ -135,7 +139,7 @@ def run_tests(name: str, python: str, arguments: list[str], *, beside: bool = Fa
         finally:
             RUNNING.discard(run)
             print("".join(kept), end="", flush=True)
-    return Result(name=name, summary=summary, code=run.returncode, lacks=tuple(lacks))
+    return Result(name=name, summary=summary, code=run.returncode, lacks=tuple(lacks), faults=tuple(faults))
 
 
 def run_beside(*streams: Sequence[Callable[[], Result]]) -> list[Result]:
@@ -259,8 +263,8 @@ def shown(results: list[Result]) -> int:
     print("\n### Lanes")
     for result in reversed(results):
         print(f"{'!!! ' if result.summary.startswith('NOT RUN') else ''}{result.name}:\n{result.summary}")
-        for lack in result.lacks:
-            print(f"!!! {lack}")
+        for line in (*result.faults, *result.lacks):
+            print(f"!!! {line}")
     return next((result.code for result in results if result.code), 0)
 
 

@@ -3,6 +3,7 @@
 import base64
 import json
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit
@@ -43,7 +44,7 @@ class Management:
         """Return the broker's version, or None without an answer."""
         try:
             return str(self.call("GET", "overview")["rabbitmq_version"])
-        except (URLError, OSError):
+        except (URLError, OSError, HTTPException):
             return None
 
     def create_vhost(self, name: str) -> None:
@@ -55,8 +56,12 @@ class Management:
 
     def delete_vhost(self, name: str) -> None:
         """Delete a virtual host with its content; a missing one is ignored."""
+        self.delete(f"vhosts/{quote(name, safe='')}")
+
+    def delete(self, path: str) -> None:
+        """Delete what may be gone already."""
         try:
-            self.call("DELETE", f"vhosts/{quote(name, safe='')}")
+            self.call("DELETE", path)
         except HTTPError as error:
             if error.code != HTTP_NOT_FOUND:
                 raise

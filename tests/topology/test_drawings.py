@@ -150,6 +150,24 @@ def test_an_empty_topology_is_drawn_all_the_same() -> None:
     assert tree(svg(empty)).tag == f"{SVG}svg"
 
 
+def test_an_external_queue_has_the_paths_that_the_project_states_and_no_others() -> None:
+    """Its dead letters were drawn to our parked queue, which nothing makes the queue of somebody else do."""
+    stated = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "elsewhere"}
+    theirs = [Queue("theirs", existing=True), Queue("known", existing=True, arguments=stated)]
+    drawn = []
+    for queue in theirs:
+        found = work_queues_of(
+            [Subscription(name="h", run=lambda _: None, queue=queue, policy=RetryThenPark(), park="work.parked")]
+        )
+        shape = Shape.of(layout(found, extra=[Queue("elsewhere")]), copies_of(found))
+        drawn.append({(one.kind, one.target[1]) for one in shape.edges if one.source[1] == queue.name})
+        assert f"  {queue.name}" in text(shape)
+        assert "work · existing" in text(shape)
+
+    assert {kind for kind, _target in drawn[0]} == {EdgeKind.COPY}
+    assert (EdgeKind.DEAD_LETTER, "elsewhere") in drawn[1]
+
+
 def test_definitions_leave_out_existing_queues_and_exchanges() -> None:
     theirs = Exchange("theirs", existing=True)
     told = definitions(

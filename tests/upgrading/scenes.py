@@ -64,7 +64,7 @@ def in_a_wait_queue() -> Message:
 
 
 def suspect() -> Message:
-    return copy_of(copied_to(arrived(first_retry(), queue="payments"), "payments.quarantine"))
+    return copy_of(copied_to(arrived(first_retry(), queue="payments"), "payments.quarantine", subscription(LADDER)))
 
 
 def parked() -> Message:

@@ -23,6 +23,7 @@ NEWER: dict[str, str] = {
     "rmq-retry-traceparent": "Carried on as any header; the attempt after it links to no earlier one.",
     "rmq-retry-x-death": "Carried on as any header; the record of version 1 shows it as one of the message's.",
     "rmq-retry-reply-to": "Carried on as any header; the record of version 1 shows it instead of the property.",
+    "rmq-retry-unacked": "Carried on as any header; version 1 requeues the message like any other.",
 }
 """Headers of ours that version 1 does not know, and why it does no harm there to carry them on."""
 

@@ -4,7 +4,7 @@ from django_rmq_retry.embedded.engine.channel import BrokerChannel
 from django_rmq_retry.embedded.engine.entries import Entry, begin_count
 from django_rmq_retry.embedded.engine.queue import BrokerQueue
 from django_rmq_retry.embedded.engine.routing import BrokerBinding, Destination
-from django_rmq_retry.embedded.engine.store import Kept, KeptBinding, KeptMessage
+from django_rmq_retry.embedded.engine.store import KeptBinding, KeptContent, KeptMessage
 from django_rmq_retry.embedded.engine.vhost import EventOutbox, Vhost
 
 
@@ -54,7 +54,7 @@ class ClientSession(EventOutbox):
         self.drain()
 
 
-def restore(vhost: Vhost, kept: Kept) -> None:
+def restore(vhost: Vhost, kept: KeptContent) -> None:
     """Fill an empty virtual host. Its store receives queues, exchanges and bindings again, but no messages."""
     for exchange in kept.exchanges:
         vhost.add_exchange(exchange)

@@ -35,7 +35,7 @@ def type_name(value: object) -> str:
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):
-        return "signedint" if value in INT32 else "long"
+        return "signedint" if int(value) in INT32 else "long"
     names = {str: "longstr", bytes: "binary", float: "double", Decimal: "decimal", list: "array", dict: "table"}
     return names.get(type(value), "void" if value is None else "timestamp")
 

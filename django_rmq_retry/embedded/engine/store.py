@@ -35,7 +35,7 @@ class KeptMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptContent:
     """The durable content of a virtual host. Messages are in the order in which they reached their places."""
 
     queues: tuple[QueueSpec, ...] = ()

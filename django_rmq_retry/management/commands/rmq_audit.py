@@ -9,11 +9,12 @@ from django.db.models import QuerySet
 
 from django_rmq_retry.conf import settings
 from django_rmq_retry.exit_codes import Exit
+from django_rmq_retry.health.doubts import finding_of
 from django_rmq_retry.management.arguments import add_limit, age, moment
 from django_rmq_retry.management.command import Options, RmqCommand, add_yes
 from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import Action, OperatorAction
-from django_rmq_retry.parked.audit import acts_on, audit_head, messages_named, verify
+from django_rmq_retry.parked.audit import actions_named, audit_head, verify
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.retention import purge_audit
 from django_rmq_retry.parked.transfer import audit_lines
@@ -109,7 +110,7 @@ def head_of_log(text: str) -> str:
 def _chosen(options: Options) -> QuerySet[OperatorAction]:
     rows: QuerySet[OperatorAction] = OperatorAction.objects.all()
     if options["message"]:
-        rows = rows.filter(acts_on(messages_named(options["message"])))
+        rows = rows.filter(actions_named(options["message"]))
     given = {name: options[name] for name in ("group", "run", "action") if options[name] is not None}
     if options["by"]:
         given["actor_name"] = options["by"]
@@ -127,6 +128,7 @@ def _data(one: OperatorAction) -> dict[str, object]:
 def _cells(one: OperatorAction, *, terminal: bool) -> tuple[object, ...]:
     who = f"{one.who} ({one.behalf})" if one.behalf else one.who
     places = [f"{name} {getattr(one, name)}" for name in NUMBER_OPTIONS if getattr(one, name) is not None]
-    subject = " ".join([*places, one.subject]).strip()
+    finding = f"{finding_of(one)}:" if finding_of(one) else ""
+    subject = " ".join(filter(None, [finding, *places, one.subject]))
     count = "-" if one.messages is None else one.messages
     return one.number, clock(one.at, terminal=terminal), who, one.action, count, subject, one.reason

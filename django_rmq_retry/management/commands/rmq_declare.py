@@ -192,7 +192,7 @@ class Command(RmqCommand):
             if getattr(item.declaration, "existing", False):
                 self.say(
                     f"{item.kind.capitalize()} {item.name!r} is declared elsewhere (existing=True) and is never "
-                    "changed. Write its definition as the broker has it, or ask its owner to change it."
+                    f"changed ({item.text}). Write its definition as the broker has it, or ask its owner to change it."
                 )
             elif item.kind == "queue":
                 self.say(
@@ -203,7 +203,8 @@ class Command(RmqCommand):
                 )
             else:
                 self.say(
-                    f"Exchange {item.name!r} cannot be changed in place. Define it as the broker has it, or rename it."
+                    f"Exchange {item.name!r} is not changed, because another program may own it ({item.text}). "
+                    "Define it as the broker has it, with existing=True if one does, or rename it."
                 )
         if plan.of(PlanState.UNSEEN):
             self.say('Bindings are visible only through the management API: RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].')

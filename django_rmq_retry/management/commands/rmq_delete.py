@@ -1,12 +1,15 @@
 """``manage.py rmq_delete``: delete queues of the project from the broker; with messages only if forced."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
-from django.core.management.base import CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.amqp.declarer import MOVING, Declarer
 from django_rmq_retry.amqp.deletion import Deleted, delete_exchanges, delete_queues, stale
+from django_rmq_retry.amqp.inspection import look
 from django_rmq_retry.amqp.recreation import TRIAL, Doubt
+from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.declared import BrokerPlace, abandoned_exchanges, abandoned_queues, delete, still_consumed
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.handlers import registry
@@ -51,7 +54,16 @@ class Command(RmqCommand):
             exchanges = [one.name for one in topology.exchanges.values() if options["all"] and not one.existing]
             exchanges += abandoned_exchanges(known, topology, place) if options["all"] else []
             address, seen = declarer.session.access.shown, declarer.inspector is not None
-            self.confirm(_question([*queues, *exchanges], address, options, seen=seen), yes=options["yes"])
+            # Whoever consumes a work queue, such as the loop that took it back, needs its waiting and parked queues.
+            if options["all"] and not options["force"] and (used := _used(_consumers(declarer, queues))):
+                raise CommandError(
+                    f"Nothing was deleted, because these queues have consumers: {used}. Stop them; or, if the queues "
+                    "are another program's now, name those that only this project uses.",
+                    returncode=Exit.DRIFT,
+                )
+            if not options["yes"]:
+                question = _question([*queues, *exchanges], address, options, seen=seen)
+                self.confirm(f"{question} {_read_now(_consumers(declarer, queues))}".rstrip(), yes=False)
             if seen and not options["force"]:
                 self.say(WATCHING)
             feeders = [*topology.queues.values(), *(one.queue for one in abandoned)]
@@ -115,6 +127,28 @@ class Command(RmqCommand):
             self.line(f"{what} {name!r} does not exist.")
         for name, reason in done.refused.items():
             self.line(f"{what} {name!r} was kept: {reason}", "WARNING")
+
+
+def _consumers(declarer: Declarer, queues: Sequence[str]) -> dict[str, int]:
+    """Return the number of consumers of each queue that can be looked at."""
+    counts: dict[str, int] = {}
+    for name in queues:
+        with suppress(Refusal):
+            holding = look(declarer.session, declarer.inspector, name)
+            counts |= {name: holding.consumers} if holding is not None else {}
+    return counts
+
+
+def _used(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+
+
+def _read_now(counts: Mapping[str, int]) -> str:
+    """Return a sentence on the consumers that the broker counts now: those of other queues may go on."""
+    if not counts:
+        return ""
+    used = _used(counts)
+    return f"Their consumers now: {used}." if used else "No consumer reads them now; consumers of other queues may run."
 
 
 def _question(names: Sequence[str], address: str, options: Options, *, seen: bool) -> str:

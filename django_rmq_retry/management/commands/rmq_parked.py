@@ -10,6 +10,7 @@ from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management import (
     parked_approvals,
     parked_changes,
+    parked_checked,
     parked_edits,
     parked_erasure,
     parked_runs,
@@ -34,6 +35,6 @@ class Command(RmqCommand):
         def add_own(name: str, act: Callable[[RmqCommand, Options], Exit], **words: Any) -> CommandParser:
             return add(name, partial(act, self), **words)
 
-        changing = (parked_changes, parked_edits, parked_erasure)
+        changing = (parked_changes, parked_checked, parked_edits, parked_erasure)
         for module in (parked_views, parked_runs, *changing, parked_approvals):
             module.add_arguments(add_own)

@@ -14,10 +14,9 @@ from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge, Message
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.handler import destination_of
-from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.management.command import Options as Given
 from django_rmq_retry.management.command import RmqCommand, add_json, check_known, usage_error
-from django_rmq_retry.messages.codecs import JSON, Raw
+from django_rmq_retry.messages.codecs import JSON, Codec, Raw
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.publishing.options import MOST_PRIORITY, PublishOptions, seconds_of
 from django_rmq_retry.publishing.publish import dispatch, message_of
@@ -120,31 +119,31 @@ class Command(RmqCommand):
             if key:
                 raise usage_error("--queue cannot be combined with --routing-key: the queue's name is the routing key.")
             key = options["queue"]
-        content_type = _check_body(body, options, subscription)
+        codec = None if options["raw"] else subscription.codec if subscription else JSON
+        if codec is not None and options["content_type"] not in (None, codec.content_type):
+            # The body is of a type that the codec does not write.
+            codec = None
+        content_type = options["content_type"] or (Raw if codec is None else codec).content_type
         if options["content_encoding"] and not options["raw"]:
             raise usage_error("--content-encoding requires --raw.")
         given = {name: options[name] for name in PUBLISH_OPTIONS}
         publish_options = PublishOptions(headers=dict(options["header"]) or None, content_type=content_type, **given)
         # Send the exact bytes: a test of a handler needs full control over its input.
         raw = replace(destination_of(subscription), codec=Raw()) if subscription else None
-        return message_of(
+        message = message_of(
             body, exchange=exchange, routing_key=key, codec=Raw(), options=publish_options, destination=raw
         )
+        if codec is not None:
+            _check_body(message, codec)
+        return message
 
 
-def _check_body(body: bytes, options: Given, subscription: Subscription | None) -> str:
-    """Return the content type after checking that the handler's codec, or JSON, can read the body."""
-    given: str | None = options["content_type"]
-    if options["raw"]:
-        return given or Raw.content_type
-    codec = subscription.codec if subscription else JSON
-    if given not in (None, codec.content_type):
-        return given
+def _check_body(message: Message, codec: Codec) -> None:
+    """Refuse a body that the codec of its handler, or JSON, cannot read."""
     try:
-        codec.decode(body)
+        codec.decode(message.body, message.properties)
     except UndecodableBody as error:
         raise usage_error(f"{error} Pass --raw to send it as it is, or name its type with --content-type.") from error
-    return codec.content_type
 
 
 def name(text: str) -> str:

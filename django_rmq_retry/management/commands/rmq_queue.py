@@ -5,8 +5,9 @@ from functools import partial
 
 from django.core.management.base import CommandParser
 
+from django_rmq_retry.arguments import plural
 from django_rmq_retry.breakers import table
-from django_rmq_retry.breakers.halts import halted
+from django_rmq_retry.breakers.halts import halted, known_last
 from django_rmq_retry.breakers.queue_state import Flow, QueueState
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management import early_runs
@@ -133,10 +134,12 @@ def _cells(one: QueueState, now: float, halt: QueueControl | None, *, terminal: 
     if held:
         why = f"{one.by}: {one.reason}" if one.reason else one.by
     elif one.circuit.opened:
-        failed = f", {one.circuit.failed} probes failed" if one.circuit.failed else ""
+        failed = f", {plural(one.circuit.failed, 'probe')} failed" if one.circuit.failed else ""
         why = f"breaker of {one.circuit.handler}: {one.circuit.cause}{failed}"
     elif halt:
         since, why = halt.halted_at, f"{halt.halted_message}, the first message, fails: {halt.halted_error}"
+        if last := known_last(halt, datetime.fromtimestamp(now, UTC)):
+            why += f" (last known at {clock(last, terminal=terminal)})"
     times = (clock(moment, terminal=terminal) for moment in (since, _at(on)))
     return one.queue, state, *times, why
 

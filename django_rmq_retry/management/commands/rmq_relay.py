@@ -109,7 +109,9 @@ class Command(RmqCommand):
             head = ("ID", "WRITTEN", "STATE", "ATTEMPTS", "TO", "ORDER", "MESSAGE", "ERROR")
             self.table([head, *(_cells(row, terminal=terminal) for row in messages)])
         else:
-            self.say("The outbox is empty.")
+            waiting = OutboxMessage.objects.using(options["outbox"]).pending().waiting
+            failed = f"No message has failed; {plural(waiting, 'message')} {'waits' if waiting == 1 else 'wait'}."
+            self.say(failed if waiting else "The outbox is empty.")
         return Exit.DONE if messages else Exit.NOTHING
 
     def _retry(self, options: Options) -> Exit:

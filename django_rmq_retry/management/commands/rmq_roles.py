@@ -4,11 +4,12 @@ from collections.abc import Mapping
 
 from django.contrib.auth.models import Group, Permission
 from django.core.management.base import CommandError, CommandParser
-from django.db import router, transaction
+from django.db import router
 
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.management.command import Options, RmqCommand, add_json
 from django_rmq_retry.parked.operators import LABEL, PERMISSIONS
+from django_rmq_retry.statements import writing
 
 LOOKS = (
     *("view", "view_group", "view_run", "view_status", "view_queue", "view_key", "view_outbox"),
@@ -49,7 +50,7 @@ class Command(RmqCommand):
             for name in options["only"] or ROLES
         }
         if not options["dry_run"]:
-            with transaction.atomic(using=router.db_for_write(Group)):
+            with writing(Group, using=router.db_for_write(Group)):
                 for name, codenames in roles.items():
                     _set(name, codenames)
         if options["json"]:

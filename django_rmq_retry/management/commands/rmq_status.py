@@ -21,7 +21,16 @@ from django_rmq_retry.health.processes import MOST_LISTED_PROCESSES, Process, pr
 from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.management import consumer_status, findings
 from django_rmq_retry.management.arguments import MOST_LISTED, age, positive, whole
-from django_rmq_retry.management.broker_status import BrokerStatus, as_data, cells, heads, is_quiet, state, totals
+from django_rmq_retry.management.broker_status import (
+    BrokerStatus,
+    as_data,
+    cells,
+    heads,
+    is_beside,
+    is_quiet,
+    state,
+    totals,
+)
 from django_rmq_retry.management.command import Options, RmqCommand, add_json, open_declarer, usage_error
 from django_rmq_retry.management.databases import DatabaseAway, named_errors
 from django_rmq_retry.management.findings import Finding
@@ -99,7 +108,10 @@ class Command(RmqCommand):
             self._show(seen, every=options["all"])
         if seen.health.broker is None:
             return Exit.UNREACHABLE
-        return Exit.UNHEALTHY if failed and options["check"] else Exit.DONE
+        if options["check"]:
+            return Exit.UNHEALTHY if failed else Exit.DONE
+        # What the queues show alone is no status.
+        return Exit.ERROR if seen.health.trouble else Exit.DONE
 
     def _look(self, options: Options) -> BrokerStatus:
         timeout = options["timeout"]
@@ -189,11 +201,12 @@ class Command(RmqCommand):
         found = [Finding.of(problem) for problem in seen.health.needs]
         self.line(*findings.conclusion(found))
         findings.write(self, found, by_area=False)
-        if self.stdout.isatty():
+        terminal = self.stdout.isatty()
+        if terminal:
             self.line()
-        self.table(heads(seen))
+        self.table(heads(seen, terminal=terminal))
         self._show_queues(seen, every=every)
-        for line in totals(seen, terminal=self.stdout.isatty()):
+        for line in totals(seen, terminal=terminal):
             self.line(line)
         if seen.health.broker and seen.health.gauged.blind:
             self.say(str(blind(seen.health.gauged)))
@@ -201,13 +214,15 @@ class Command(RmqCommand):
     def _show_queues(self, seen: BrokerStatus, *, every: bool) -> None:
         shown = [row for row in seen.rows if every or not is_quiet(seen, row)]
         if shown:
-            rows = [_HEAD, *(cells(seen, row) for row in shown)]
+            rows = [_HEAD, *(cells(seen, row, terminal=self.stdout.isatty()) for row in shown)]
             # Leave out columns that need the management API if it does not answer.
             known = [not seen.health.gauged.blind or name not in ("UNACKED", "IN/S", "OUT/S") for name in _HEAD]
             self.table([[*compress(row, known)] for row in rows], ["", *(state(seen, row)[1] for row in shown)])
         if left := len(seen.rows) - len(shown):
-            are = "is" if left == 1 else "are"
-            self.line(f"{plural(left, 'queue')} {are} empty and OK: --all shows {'it' if left == 1 else 'them'}.")
+            are, them = ("is", "it") if left == 1 else ("are", "them")
+            beside = sum(is_beside(seen, row) for row in seen.rows)
+            what = f"empty, {beside} of them beside an abandoned queue" if beside else "empty and OK"
+            self.line(f"{plural(left, 'queue')} {are} {what}: --all shows {them}.")
 
 
 def limits_of(options: Options) -> Limits:

@@ -5,7 +5,10 @@
   const $$ = (what, where = document) => [...where.querySelectorAll(what)];
   const pulse = $("[data-rmq-pulse]");
   const live = $("[data-rmq-live]");
-  const PATIENCE = 5000;
+  // Longer than a page waits for its database, which then says so itself.
+  const PATIENCE = 8000;
+  // An answer that the database is away comes after seconds by itself.
+  const LONGEST = { textStale: 60000, textDatabase: 3000 };
   let paused = false, missed = 0, timer = 0, shown = "", seen = pulse ? pulse.dataset.rmqPulse : "";
 
   const say = (text) => { if (pulse && $("[data-rmq-said]", pulse).textContent !== text) $("[data-rmq-said]", pulse).textContent = text; };
@@ -39,31 +42,58 @@
       swap(text);
       missed = 0;
       seen = answer.headers.get("Rmq-Clock") || seen;
-      live.classList.remove("rmq-stale");
+      old(false);
+      away(false);
       if (pulse) { pulse.hidden = over(); say(pulse.dataset.textEvery); }
       later(sending ? 100 : usual());
     } catch {
       missed += 1;
-      live.classList.add("rmq-stale");
+      old(true);
       if (pulse) { pulse.hidden = false; say(pulse.dataset[stale].replace("TIME", seen)); }
-      later(Math.min(usual() * 2 ** missed, 60000));
+      away(stale === "textDatabase");
+      later(Math.min(usual() * 2 ** missed, LONGEST[stale]));
     }
+  }
+
+  /** Show that what stands here is not of now: nothing on it is fine any more. */
+  function old(is) {
+    for (const one of [live, pulse]) if (one) one.classList.toggle("rmq-stale", is);
+  }
+
+  /** Say at the head of a page what goes on without this server while it does not reach the database. */
+  function away(is) {
+    const note = $("[data-rmq-away]");
+    if (!note) return;
+    note.hidden = !is;
+    if (is) note.textContent = note.dataset.rmqAway.replace("TIME", seen);
   }
 
   function swap(text) {
     if (text === shown) return;
     shown = text;
-    const open = $$("details", live).map((one) => one.open);
+    const open = new Map(folds().map(([name, one]) => [name, one.open]));
     const ticked = $$("input:checked", live).map((one) => one.value);
     const focused = document.activeElement, place = $$("a, button, summary", live).indexOf(focused);
     const fresh = new DOMParser().parseFromString(text, "text/html");
     live.replaceChildren(...fresh.body.childNodes);
-    $$("details", live).forEach((one, number) => { if (open[number] !== undefined) one.open = open[number]; });
+    for (const [name, one] of folds()) if (open.has(name)) one.open = open.get(name);
     $$("input[type=checkbox]", live).forEach((one) => { one.checked = ticked.includes(one.value); });
     count();
     const again = place >= 0 && $$("a, button, summary", live)[place];
     if (again && again.textContent === focused.textContent) again.focus({ preventScroll: true });
     ready(live);
+  }
+
+  /** Each fold by what it is: others may have come or gone above it, and its line counts. */
+  function folds() {
+    const met = new Map();
+    return $$("details", live).map((one) => {
+      const row = one.closest("tr"), head = row && ($("th", row) || $("th", row.parentNode));
+      const line = one.dataset.rmqFold || $("summary", one).textContent.replace(/\d+/g, "");
+      const name = `${head ? head.textContent : ""} ${line}`;
+      met.set(name, (met.get(name) || 0) + 1);
+      return [`${name} ${met.get(name)}`, one];
+    });
   }
 
   function count() {
@@ -146,6 +176,10 @@
     });
   }
 
+  // The checks are those of the chosen queue: they are loaded as soon as another one is chosen.
+  $$("select[data-rmq-checks]").forEach((select) => {
+    select.addEventListener("change", () => select.form.requestSubmit($("button[name=refresh]", select.form)));
+  });
   const phone = matchMedia("(max-width: 640px)");
   const fold = () => $$(".rmq-unfolded").forEach((one) => { one.open = !phone.matches; });
   phone.addEventListener("change", fold);

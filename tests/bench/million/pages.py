@@ -3,13 +3,15 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from django.contrib.auth.models import User
 from django.test import Client
+from django.utils import timezone
 
-from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.models import ConsumerProcess, ParkedMessage
 from django_rmq_retry.parked.key_text import MOST_KEYS_OF_LIST
 from tests.admin import made
 from tests.admin.budgets import ADMIN, budget_of
@@ -21,6 +23,8 @@ from tests.bench.report import Finding, table
 LIST = ADMIN + "parkedmessage/"
 LOOKS = ("view_parkedmessage", "view_errorgroup", "view_requeuerun", "view_operatoraction", "view_livestatus")
 MAY = (*LOOKS, "requeue", "bulk_requeue")
+DEAD_CONSUMERS = 200
+"""The processes of a crash loop, each with a message in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,15 @@ def _whole(preview: str) -> Iterator[Shown]:
     yield Shown(name="10,000 pasted keys", address=f"{LIST}keys/", posted={"keys": keys}, served=1000.0)
     left_out = {"except": keys, "leave_out": "1"}
     yield Shown(name="10,000 keys left out", address=preview, posted=left_out, served=1000.0)
+    for place in range(DEAD_CONSUMERS - ConsumerProcess.objects.count()):
+        lived: dict[str, Any] = {
+            "seconds": 40 + 8 * place,
+            "pid": place,
+            "in_flight": [made.in_flight(message_id=f"9f3c-{place + 1}")],
+        }
+        began = timezone.now() - timedelta(seconds=46 + 8 * place)
+        made.consumer(started_at=began, queues=["ledger.main"], **lived)
+    yield Shown(name="consumers, 200 dead", address=f"{ADMIN}consumerprocess/")
 
 
 def measure(shape: Shape) -> list[Finding]:

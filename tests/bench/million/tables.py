@@ -9,6 +9,7 @@ from django.db import models
 from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.models import (
     Attempt,
+    AttemptName,
     BusinessKey,
     ErrorGroup,
     OperatorAction,
@@ -179,6 +180,20 @@ _ATTEMPTS = Table(
         "deploy": "'a1b2c3'",
     },
 )
+_NAMES = Table(
+    model=AttemptName,
+    source="""(
+        SELECT m.identity, m.parked_at, m.message_id AS value FROM rmq_retry_parkedmessage AS m
+        UNION ALL SELECT m.identity, m.parked_at, k.value
+        FROM rmq_retry_businesskey AS k JOIN rmq_retry_parkedmessage AS m ON m.id = k.message_id
+    ) AS named""",
+    values={
+        "identity": "identity",
+        "value": "value",
+        "folded": "lower(value)",
+        "at": "parked_at - interval '20 minutes'",
+    },
+)
 _RUNS = Table(
     model=RequeueRun,
     source=f"generate_series(1, {RUNS}) AS i",
@@ -231,7 +246,7 @@ _ACTS = Table(
         "seal": "repeat('0', 64)",
     },
 )
-TABLES = (_GROUPS, _MESSAGES, _MINUTES, _ORIGINS, _PAYMENTS, _ACCOUNTS, _ATTEMPTS, _RUNS, _ITEMS, _ACTS)
+TABLES = (_GROUPS, _MESSAGES, _MINUTES, _ORIGINS, _PAYMENTS, _ACCOUNTS, _ATTEMPTS, _NAMES, _RUNS, _ITEMS, _ACTS)
 COUNTERS = """
     UPDATE rmq_retry_errorgroup AS g SET
         parked = n.parked, requeued = n.requeued, processed = n.processed, discarded = n.discarded, arrived = n.arrived,

@@ -1,0 +1,60 @@
+"""What became of messages that a process had in its handlers when it was heard of last: others may have got them."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from django_rmq_retry.models import Attempt, AttemptName
+from django_rmq_retry.models.parked import folded
+from django_rmq_retry.policies.verdict import ACK, DUPLICATE, Kind
+from django_rmq_retry.topology.declarations import work_queue
+
+ENDED = (ACK.name, DUPLICATE.name, Kind.DISCARD.value)
+"""Verdicts after which a message is not handled any more."""
+MOST_ATTEMPTS = 2000
+"""The latest attempts of such messages that are read."""
+Attempts = Mapping[tuple[str, str], list[Attempt]]
+"""The attempts of messages by their queue and id, the latest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Later:
+    """What was made of a message after its process was heard of last."""
+
+    attempt: Attempt
+    """The last one that ended it, else the last one."""
+    twice: bool
+    """True if its work may have been done twice: another process got it after this one had begun."""
+
+    @property
+    def ended(self) -> bool:
+        """True if the message is not handled any more."""
+        return self.attempt.verdict in ENDED
+
+    @property
+    def process(self) -> str:
+        return self.attempt.process
+
+
+def attempts_with(ids: Collection[str]) -> Attempts:
+    """Return the stored attempts of the messages with these ids; one query."""
+    if not ids:
+        return {}
+    names = AttemptName.objects.filter(folded__in={folded(one) for one in ids}).values("identity")
+    rows = Attempt.objects.filter(identity__in=names, message_id__in=ids).order_by("-started_at", "-pk")
+    found: dict[tuple[str, str], list[Attempt]] = {}
+    for row in rows.defer("chain", "logs", "error_text")[:MOST_ATTEMPTS]:
+        found.setdefault((row.queue, row.message_id), []).append(row)
+    return found
+
+
+def later(attempts: Attempts, queue: str, message_id: str, beat: datetime) -> Later | None:
+    """Return what was made of a message that a process had in its handler at its last heartbeat; None if it is unknown.
+
+    Whatever began after that heartbeat was another attempt.
+    """
+    since = [one for one in attempts.get((work_queue(queue), message_id), ()) if one.started_at > beat]
+    if not since:
+        return None
+    last = next((one for one in since if one.verdict in ENDED), since[0])
+    return Later(attempt=last, twice=last.verdict == ACK.name and any(one.redelivered for one in since))

@@ -1,0 +1,221 @@
+"""The end of doubts: a run's, in which no consumer died, and those that an operator says to have checked."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from django.db import router
+from django.utils.translation import gettext as _
+
+from django_rmq_retry import database_clock
+from django_rmq_retry.health.begun import Begun
+from django_rmq_retry.health.facts import survey
+from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR, HandledAgain
+from django_rmq_retry.health.problems import Limits, in_survey
+from django_rmq_retry.health.processes import KEPT_EMPTY, note_ended
+from django_rmq_retry.health.rules import Code, Problem
+from django_rmq_retry.models import (
+    Action,
+    AttemptName,
+    ConsumerProcess,
+    FormerName,
+    ItemState,
+    OperatorAction,
+    ParkedMessage,
+    RequeueRun,
+)
+from django_rmq_retry.models.audit import PROCESSES
+from django_rmq_retry.models.controls import VANISHED_AFTER
+from django_rmq_retry.parked.audit import log_action, take_turns
+from django_rmq_retry.parked.checked import checked, mark_of_run, remember
+from django_rmq_retry.parked.database import locked_run, records_alias, transaction_of
+from django_rmq_retry.parked.early_outcomes import HANDLED_TWICE, PERHAPS_TWICE
+from django_rmq_retry.parked.operators import Actor, Outdated, Refused
+from django_rmq_retry.statements import with_one_of
+from django_rmq_retry.wording import MOST_IN_A_TEXT
+
+OF_RUNS = (Code.HANDLED_TWICE, Code.RUN_PERHAPS_TWICE)
+"""The doubts of which each requeue run has a finding of its own."""
+CHECKABLE = (Code.VANISHED_IN_HAND, Code.DONE_TWICE, Code.PERHAPS_TWICE, Code.HANDLED_ANYWAY, *OF_RUNS)
+"""The findings that an operator ends by saying that they were checked."""
+FINDING, NAMES = "finding", "names"
+"""The facts of such an action: its code, and the names of the messages without a record."""
+MOST_CHECKS_SHOWN = 20
+
+KNOWN_AFTER, TAKEN_BACK_WITHIN = 2 * VANISHED_AFTER, 5 * VANISHED_AFTER
+"""The times after the end of a run from which it is known that no consumer died in it, and until which its doubts are
+taken back: consumers look once a minute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubted:
+    """One message, or one process, that an operator says to have checked."""
+
+    name: str
+    """A message's first business key, else its id; it may have neither."""
+    code: Code
+    at: datetime | None
+    """When it was handled last, or when the process was heard of last."""
+    identity: str = ""
+    record: ParkedMessage | None = None
+    begun: Sequence[Begun] = ()
+    """The lost consumers that had begun a message, as far as it is known here."""
+
+    @property
+    def word(self) -> str:
+        """What is in doubt."""
+        return str(self.code.value.word)
+
+
+def doubts_of(code: str) -> dict[str, Problem]:
+    """Return the findings with this code that can be checked, each by its run, if it is about one."""
+    found = (one for one in in_survey(survey(page=True), Limits()) if one.doubts and one.code.name == code)
+    return {one.subject if one.code in OF_RUNS else "": one for one in found}
+
+
+def doubted(found: Problem) -> list[Doubted]:
+    """Return all that a finding is about; of a run both what was handled twice and what perhaps was."""
+    rows = ParkedMessage.objects.using(records_alias()).defer("body", "properties")
+    if found.code is Code.HANDLED_ANYWAY:
+        known = {row.pk: row for some in with_one_of(rows, "pk", list(found.doubts.values())) for row in some}
+        here = [known[pk] for pk in found.doubts.values() if pk in known]
+        return [Doubted(name=str(row), code=found.code, at=row.succeeded_at, record=row) for row in here]
+    each = [one for what in found.doubts.values() for one in _each(what, found.code)]
+    identities = {one.identity for one in each if one.identity}
+    recorded = {row.identity: row for some in with_one_of(rows, "identity", identities) for row in some}
+    return [replace(one, record=one.record or recorded.get(one.identity)) for one in each]
+
+
+def _each(what: object, code: Code) -> Iterator[Doubted]:
+    if isinstance(what, HandledAgain):
+        again = Code.DONE_TWICE if what.certain else Code.PERHAPS_TWICE
+        yield Doubted(name=what.name, code=again, at=what.at, identity=what.identity, begun=what.begun_by)
+    elif isinstance(what, ConsumerProcess):
+        yield Doubted(name=str(what), code=code, at=what.beat_at)
+    elif isinstance(what, RequeueRun):
+        parts = what.parts.using(records_alias()).filter(HANDLED_TWICE | PERHAPS_TWICE).order_by("-handled", "pk")
+        if not what.retries_of:
+            parts = parts.select_related("message").defer("message__body", "message__properties")
+        for part in parts:
+            record = None if what.retries_of else part.message
+            yield Doubted(
+                name=str(record or part.shown),
+                code=Code.HANDLED_TWICE if part.handled > 1 else Code.RUN_PERHAPS_TWICE,
+                at=part.ended_at,
+                identity=part.identity if what.retries_of else "",
+                record=record,
+            )
+
+
+@transaction_of(OperatorAction)
+def check(found: Problem, actor: Actor, *, reason: str) -> None:
+    """Record that an operator has checked a finding, as it was shown: it ends until something new of its kind comes.
+
+    Raise Outdated if nothing is left of it.
+    """
+    if not reason.strip():
+        raise Refused(_("Enter a reason: it is kept in the audit log."))
+    take_turns()
+    if found.code is Code.VANISHED_IN_HAND:
+        kind, left = PROCESSES, note_ended(found.doubts, actor.name)
+    else:
+        kind, left = NAMES, len(found.doubts.keys() - checked(using=router.db_for_write(OperatorAction)).keys())
+    if not left:
+        raise Outdated(_("Nothing was changed: this finding has ended, or somebody has checked it."))
+    each = doubted(found)
+    unrecorded = [one for one in each if one.record is None]
+    names = [one.name for one in each if one.name]
+    act = log_action(
+        actor,
+        Action.CHECK,
+        reason=reason,
+        messages={one.record.pk for one in each if one.record},
+        run=int(found.subject) if found.code in OF_RUNS else None,
+        subject=", ".join([*names[:MOST_IN_A_TEXT], "…"] if len(names) > MOST_IN_A_TEXT else names),
+        count=max(len(each), found.count),
+        facts={FINDING: found.code.name, kind: [one.name for one in unrecorded if one.name]},
+    )
+    remember(found.doubts, act.number)
+    _keep_names(unrecorded, act)
+
+
+def _keep_names(messages: Iterable[Doubted], act: OperatorAction) -> None:
+    """Store the names of messages without a record, by which a search finds the action."""
+    named = {one.identity: {one.name} for one in messages if one.identity}
+    for some in with_one_of(AttemptName.objects.using(records_alias()), "identity", named):
+        for identity, value in some.values_list("identity", "value"):
+            named[identity].add(value)
+    names = sorted({name for of_one in named.values() for name in of_one if name})
+    rows = [FormerName(value=name, action=act.number, deleted_at=act.at) for name in names]
+    FormerName.objects.using(records_alias()).bulk_create(rows, batch_size=500)
+
+
+def finding_of(action: OperatorAction) -> str:
+    """Return in a few words what an operator says to have checked; empty for another action."""
+    words = {one.name: one.value.word for one in CHECKABLE} if action.action == Action.CHECK else {}
+    return str(words.get(str(action.details.get(FINDING)), ""))
+
+
+def acts_of(marks: Iterable[str], checks: Mapping[str, int]) -> dict[str, OperatorAction]:
+    """Return the actions that say of doubts that they were checked, by their digests; the audit log may be purged."""
+    numbers = {mark: checks[mark] for mark in marks if mark in checks}
+    rows = with_one_of(OperatorAction.objects.all(), "number", set(numbers.values()))
+    acts = {act.number: act for some in rows for act in some}
+    return {mark: acts[number] for mark, number in numbers.items() if number in acts}
+
+
+def checked_lately(checks: Mapping[str, int], now: datetime) -> list[OperatorAction]:
+    """Return the latest of these actions, the newest first; none of what is not reported any more."""
+    numbers = sorted(set(checks.values()))[-MOST_CHECKS_SHOWN:]
+    since = now - TWICE_REPORTED_FOR
+    acts = OperatorAction.objects.filter(number__in=numbers, at__gt=since).order_by("-number")
+    return list(acts) if numbers else []
+
+
+def end_doubts() -> bool:
+    """Take back "perhaps handled twice" of what was processed in runs that ended a while ago and lost no consumer.
+
+    Consumers that lost their connection, and live, had only fetched these messages: what they had begun they count
+    themselves. What its deaths have parked stays in doubt. A run is too old for this once the row of a consumer that
+    died may be gone.
+    """
+    now = database_clock.trusted(records_alias())
+    if now is not None:
+        runs = RequeueRun.objects.using(records_alias()).filter(perhaps_twice__gt=0)
+        ended = runs.filter(finished_at__range=(now - KEPT_EMPTY, now - KNOWN_AFTER))
+        for run in ended:
+            if _all_lived(run.started_at or run.created_at, now):
+                _end(run.pk)
+    return False
+
+
+def awaits_end_of_doubts(run: RequeueRun, now: datetime) -> bool:
+    """Return True if what was perhaps handled twice in this run may be taken back soon."""
+    return bool(run.perhaps_twice and run.finished_at and run.finished_at > now - TAKEN_BACK_WITHIN)
+
+
+def may_end(run: RequeueRun, now: datetime) -> bool:
+    """Return True if what was perhaps handled twice in this run is taken back, unless one dies yet; one query."""
+    ended = run.finished_at is not None and run.finished_at <= now - TAKEN_BACK_WITHIN
+    return bool(run.perhaps_twice) and not ended and _all_lived(run.started_at or run.created_at, now)
+
+
+def _all_lived(since: datetime, now: datetime) -> bool:
+    known = ConsumerProcess.objects.using(router.db_for_read(ConsumerProcess)).filter(beat_at__gte=since)
+    rows = list(known.defer("in_flight"))
+    return since >= now - KEPT_EMPTY and bool(rows) and not any(one.vanished(now) for one in rows)
+
+
+@transaction_of(RequeueRun)
+def _end(run_id: int) -> None:
+    run = locked_run(run_id)
+    if run is not None:
+        parts = run.parts.using(records_alias())
+        parts.filter(PERHAPS_TWICE, state=ItemState.PROCESSED).update(redelivered=False)
+        before = mark_of_run(run)
+        run.perhaps_twice = parts.filter(PERHAPS_TWICE).count()
+        run.save(using=records_alias(), update_fields=["perhaps_twice"])
+        take_turns()
+        if act := checked(using=records_alias()).get(before):
+            # What was checked stays so when there is less of it.
+            remember([mark_of_run(run)], act)

@@ -1,0 +1,187 @@
+"""Messages that were handled lately, outside of requeue runs, after another consumer may have handled them."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from django.db.models import QuerySet
+
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.health.begun import Begun, BegunBy, all_begun, begun_by
+from django_rmq_retry.models import Attempt, AttemptName, ConsumerProcess, EarlyRetry, ItemState
+from django_rmq_retry.parked.checked import mark
+from django_rmq_retry.parked.may_have_run import handlers_with_once
+from django_rmq_retry.policies.verdict import ACK
+from django_rmq_retry.statements import with_one_of
+from django_rmq_retry.topology.declarations import work_queue
+from django_rmq_retry.wording import listed
+
+TWICE_REPORTED_FOR = timedelta(days=1)
+"""The time after the end of a run, or after the handling, for which it is reported that it was one too many."""
+CLOCKS_DIFFER = timedelta(minutes=1)
+"""The most by which the clock of a publisher may be ahead of the database's."""
+MOST_HANDLED_AGAIN = 1000
+"""The most of these attempts that are read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandledAgain:
+    """One such message."""
+
+    identity: str
+    queue: str
+    handler: str
+    message_id: str
+    times: tuple[tuple[datetime, str], ...]
+    """When it was handled and by which process, the first one first."""
+    begun_at: datetime
+    """When the last of these handlings began."""
+    begun_by: tuple[Begun, ...] = ()
+    """The lost processes that had it in a handler at their last heartbeat; without one they may have had it waiting."""
+    beside: tuple[str, ...] = ()
+    """The other processes that ran before, and still do: one that lost its connection may have handled it."""
+    name: str = ""
+    """Its first business key, else its id."""
+
+    @property
+    def certain(self) -> bool:
+        """True if two processes have handled it to the end."""
+        return len(self.times) > 1
+
+    @property
+    def beside_listed(self) -> str:
+        return listed(self.beside)
+
+    @property
+    def at(self) -> datetime:
+        return self.times[-1][0]
+
+    @property
+    def mark(self) -> str:
+        """The digest of the doubt."""
+        return mark("again", self.identity, self.at, len(self.times), bool(self.begun_by) and not self.certain)
+
+
+def handled_again(now: datetime, processes: Iterable[ConsumerProcess]) -> tuple[HandledAgain, ...]:
+    """Return them: first those that were handled twice for certain, then those that the lost process had begun.
+
+    Read an index: few messages are handled that a consumer had before; two queries more if there are some.
+
+    A consumer that stops in good order gives back what it has not begun. So a message counts only if one of its queue
+    vanished before, as long as its row is kept, and not before the message was published; or if two handled it.
+    """
+    known: dict[str, list[Attempt]] = {}
+    for attempt in _handled_after_another(now):
+        known.setdefault(attempt.identity, []).append(attempt)
+    lost = [one for one in processes if one.vanished(now)]
+    suspects = [(some, {one.pk for one in lost if _may_have_had(one, some[-1])}) for some in known.values()]
+    held = _in_handlers({pk for _some, of in suspects for pk in of})
+    found = [_told(some, begun_by(held[pk] for pk in of if pk in held)) for some, of in suspects]
+    told = [one for (_some, of), one in zip(suspects, found, strict=True) if one.certain or of]
+    counted = _sent_by_runs([one.identity for one in told if not one.certain])
+    told = [one for one in told if one.certain or one.identity not in counted]
+    return tuple(sorted(told, key=lambda one: (one.certain, bool(one.begun_by), one.at), reverse=True))
+
+
+def _may_have_had(lost: ConsumerProcess, attempt: Attempt) -> bool:
+    """Return True if a lost consumer may have had a message before this attempt.
+
+    What was published after it had ended it never had; one whose end is not known may only miss its database.
+    """
+    published, ended = attempt.published_at, lost.ended_at
+    after_its_end = published is not None and ended is not None and published > ended + CLOCKS_DIFFER
+    return lost.beat_at < attempt.started_at and reads(lost, attempt.queue) and not after_its_end
+
+
+def _sent_by_runs(identities: Sequence[str]) -> frozenset[str]:
+    """Return the retries that a run has sent: what is in doubt of them, or no longer is, the run tells itself."""
+    rows = EarlyRetry.objects.exclude(state=ItemState.SKIPPED)
+    return frozenset(
+        one for some in with_one_of(rows, "identity", identities) for one in some.values_list("identity", flat=True)
+    )
+
+
+def _handled_after_another(now: datetime) -> Iterator[Attempt]:
+    """Yield the attempts that did such work, the first one first."""
+    rows = _again_since(now - TWICE_REPORTED_FOR).filter(verdict=ACK.name, cycle=1)
+    columns = ("identity", "queue", "handler", "message_id", "published_at", "started_at", "seconds", "host", "pid")
+    yield from sorted(rows.only(*columns)[:MOST_HANDLED_AGAIN], key=lambda one: one.ended_at)
+
+
+def delivered_again(since: datetime) -> list[tuple[Attempt, str, datetime]]:
+    """Return the attempts since then of messages that a consumer had before and did not acknowledge, the latest first.
+
+    Each has the name of its message, and when it began. One query; one more if there are some.
+    """
+    columns = ("identity", "queue", "message_id", "started_at")
+    rows = list(_again_since(since).only(*columns)[:MOST_HANDLED_AGAIN])
+    names = _names({one.identity: one.message_id for one in rows})
+    return [(one, names[one.identity], one.started_at) for one in rows]
+
+
+def _again_since(since: datetime) -> "QuerySet[Attempt]":
+    rows = Attempt.objects.filter(redelivered=True, started_at__gt=since).order_by("-started_at")
+    return rows.exclude(handler__in=handlers_that_repeat_nothing())
+
+
+def handlers_that_repeat_nothing() -> list[str]:
+    """Return the handlers with ``once``: what a lost consumer had begun of theirs does no harm."""
+    try:
+        return handlers_with_once()
+    except ConfigurationError:
+        # A check reports handlers that are invalid; the database is surveyed all the same.
+        return []
+
+
+def reads(process: ConsumerProcess, queue: str) -> bool:
+    return queue in map(work_queue, process.queues)
+
+
+def _in_handlers(processes: Collection[int]) -> dict[int, ConsumerProcess]:
+    """Return those of these processes that had messages in their handlers when they were heard of last."""
+    rows = ConsumerProcess.objects.exclude(in_flight=[]).only("host", "pid", "in_flight")
+    return {one.pk: one for some in with_one_of(rows, "pk", processes) for one in some}
+
+
+def _told(some: Sequence[Attempt], begun: BegunBy) -> HandledAgain:
+    last = some[-1]
+    # Without an id, messages of one body have the same attempts: it is not known that one was handled twice.
+    times = some if last.message_id else [last]
+    return HandledAgain(
+        identity=last.identity,
+        queue=last.queue,
+        handler=last.handler,
+        message_id=last.message_id,
+        times=tuple((one.ended_at, one.process) for one in times),
+        begun_at=last.started_at,
+        begun_by=all_begun(begun, [last.queue], last.message_id, some),
+    )
+
+
+def named(
+    found: Sequence[HandledAgain], processes: Iterable[ConsumerProcess], now: datetime
+) -> tuple[HandledAgain, ...]:
+    """Return the same with their names, and with the living processes that may have had them, too; one query."""
+    names = _names({one.identity: one.message_id for one in found})
+    living = [one for one in processes if not one.vanished(now)]
+    return tuple(replace(one, name=names[one.identity], beside=_beside(one, living)) for one in found)
+
+
+def _beside(one: HandledAgain, living: Iterable[ConsumerProcess]) -> tuple[str, ...]:
+    if one.certain or one.begun_by:
+        return ()
+    others = (it for it in living if it.started_at < one.begun_at and reads(it, one.queue))
+    return tuple(str(it) for it in others if str(it) != one.times[-1][1])
+
+
+def _names(ids: Mapping[str, str]) -> dict[str, str]:
+    """Return the first business key of each message, else its id; one query if there are some.
+
+    The first key names a message: others may be those of a customer.
+    """
+    keys: dict[str, str] = {}
+    for some in with_one_of(AttemptName.objects.order_by("pk"), "identity", ids):
+        for identity, value in some.values_list("identity", "value"):
+            if value != ids[identity]:
+                keys.setdefault(identity, value)
+    return {**ids, **keys}

@@ -1,0 +1,71 @@
+"""``rmq_parked checked``: show a finding that only records a doubt, and end it."""
+
+from collections.abc import Callable
+from shlex import quote
+
+from django.core.management.base import CommandParser
+
+from django_rmq_retry.exit_codes import Exit
+from django_rmq_retry.health.doubts import CHECKABLE, OF_RUNS, Doubted, check, doubted, doubts_of
+from django_rmq_retry.health.rules import Code, Problem
+from django_rmq_retry.management.command import Options, RmqCommand, add_yes, usage_error
+from django_rmq_retry.management.terminal import clock
+from django_rmq_retry.parked.operators import Actor
+
+
+def add_arguments(add: Callable[..., CommandParser]) -> None:
+    about = (
+        "show what a finding is about; with --reason, say that it was checked, and it ends until something new comes"
+    )
+    checking = add("checked", end_doubt, help=about)
+    codes = [one.name for one in CHECKABLE]
+    checking.add_argument("code", choices=codes, metavar="CODE", help=f"one of {', '.join(codes)}")
+    checking.add_argument("--run", default="", metavar="N", help="the requeue run, if several have this finding")
+    checking.add_argument("--reason", help="the reason, kept in the audit log")
+    add_yes(checking)
+
+
+def end_doubt(command: RmqCommand, options: Options) -> Exit:
+    found = doubts_of(options["code"])
+    runs = [options["run"]] if options["run"] else list(found)
+    if len(runs) > 1:
+        raise usage_error(f"Requeue runs {', '.join(runs)} have this finding. Pass --run.")
+    chosen = found.get(runs[0]) if runs else None
+    if options["json"]:
+        each = doubted(chosen) if chosen else []
+        command.document("parked_checked/1", finding=options["code"], items=[_data(one) for one in each])
+    elif chosen:
+        _show(command, chosen)
+    else:
+        command.say("There is no such finding.")
+    if chosen is None:
+        return Exit.NOTHING
+    ended = chosen.code is Code.VANISHED_IN_HAND
+    if options["reason"] is None:
+        once = "Once you know that it has ended" if ended else "Once you have checked all of this"
+        of_run = f" --run {quote(chosen.subject)}" if chosen.code in OF_RUNS else ""
+        command.say(f"{once}: manage.py rmq_parked checked {chosen.code.name}{of_run} --reason TEXT")
+        return Exit.DONE
+    command.confirm("Has it ended?" if ended else "Was all of this checked?", yes=options["yes"])
+    check(chosen, Actor.of_shell(), reason=options["reason"])
+    command.say("This is in the audit log, with your reason. What comes later is told again.")
+    return Exit.DONE
+
+
+def _show(command: RmqCommand, found: Problem) -> None:
+    terminal = command.stdout.isatty()
+    command.say(found.text)
+    command.say(f"  {found.why}")
+    if found.code is Code.VANISHED_IN_HAND:
+        command.say("  To end it: kill -9 on its host, or delete its container.")
+    rows = [(one, clock(one.at, terminal=terminal)) for one in doubted(found)]
+    if found.code is Code.VANISHED_IN_HAND:
+        command.table([("PROCESS", "LAST HEARTBEAT"), *((one.name, at) for one, at in rows)])
+    elif rows:
+        cells = [(one.name or "-", one.record.pk if one.record else "-", one.word, at) for one, at in rows]
+        command.table([("MESSAGE", "RECORD", "IN DOUBT", "HANDLED"), *cells])
+
+
+def _data(one: Doubted) -> dict[str, object]:
+    record = one.record.pk if one.record else None
+    return {"name": one.name, "record": record, "finding": one.code.name, "at": clock(one.at, terminal=False)}

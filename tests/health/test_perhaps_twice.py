@@ -1,0 +1,311 @@
+"""Messages that two consumers had, one of which was killed: whoever looks is told that they were perhaps done twice."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_rmq_retry import Delivery, NackRequeue, RetryThenPark, handler
+from django_rmq_retry.health.facts import survey
+from django_rmq_retry.health.problems import Limits, in_survey
+from django_rmq_retry.health.rules import Code, Severity
+from django_rmq_retry.models import Attempt, AttemptName, EarlyRetry, ItemState, RequeueRun
+from django_rmq_retry.policies.verdict import ACK
+from django_rmq_retry.testing import isolated_handlers
+from tests.admin import made
+from tests.admin.conftest import client_of
+from tests.admin.looking import Page
+from tests.commands.running import run
+from tests.consumer.attempts import PLAIN, finished
+from tests.handlers.factories import delivery, subscription
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+STATUS, LIST = "/admin/rmq_retry/livestatus/", "/admin/rmq_retry/parkedmessage/"
+RETRIED = {"rmq-retry-attempts": 1, "rmq-retry-unacked": 1}
+
+
+@pytest.fixture(autouse=True)
+def no_handlers() -> Any:
+    with isolated_handlers():
+        yield
+
+
+def handled(message_id: str, **ago: float) -> Attempt:
+    """A message that was handled after it came back from another consumer; half a second later it had been."""
+    return made.tried_again(message_id, at=timezone.now() - timedelta(seconds=1, **ago), verdict=ACK.name)
+
+
+def told() -> list[str]:
+    codes = (Code.DONE_TWICE, Code.PERHAPS_TWICE)
+    return [one.text for one in in_survey(survey(), Limits()) if one.code in codes]
+
+
+def test_what_a_killed_worker_had_is_named_on_live_status_with_a_list_of_it(admin_user: Any) -> None:
+    """It was paid twice, and Live status was green: only a search for its key told it."""
+    made.consumer(seconds=600)
+    for number in (1, 2):
+        handled(f"9f3c-{number}", minutes=3 - number)
+    page = client_of(admin_user)
+    shown = Page(page.get(STATUS))
+    listed = Page(page.get(shown.links["Show these messages"]))
+
+    said = "2 messages were perhaps handled twice, the last 1 min ago: 9f3c-2, 9f3c-1."
+    assert told() == [said]
+    assert said in shown.text
+    assert said.removesuffix(".") in run("rmq_status").out
+    assert listed.text.count("! perhaps: a consumer that is gone had it") == 2
+    assert "perhaps done twice" in Page(page.get(listed.links["9f3c-2"])).text
+
+
+def test_a_command_lists_all_that_were_perhaps_handled_twice() -> None:
+    """`rmq_parked show` was advised for one of four, and ended in "There is no record of P-11"."""
+    made.consumer(seconds=600)
+    for number in (1, 2):
+        handled(f"9f3c-{number}", minutes=3 - number)
+    told = run("rmq_parked", "list", "--handled-again")
+    listed = run("rmq_parked", "list", "--handled-again", "--json").data
+
+    assert (told.code, told.err) == (0, "")
+    assert [line[:3] for line in told.lines[1:]] == [
+        ["9f3c-2", "! perhaps twice", "payments.main"],
+        ["9f3c-1", "! perhaps twice", "payments.main"],
+    ]
+    assert [(one["name"], one["certain"], len(one["handled"])) for one in listed["items"]] == [
+        ("9f3c-2", False, 1),
+        ("9f3c-1", False, 1),
+    ]
+
+
+def test_a_message_is_named_by_its_first_key() -> None:
+    """The line named the customers of the payments, and its link led to all messages of these."""
+    made.consumer(seconds=600)
+    tried = handled("9f3c-1", minutes=1)
+    for value in ("PAY-1", "CUST-7"):
+        AttemptName.objects.create(identity=tried.identity, value=value, folded=value.lower(), at=tried.started_at)
+
+    assert told() == ["1 message was perhaps handled twice, 1 min ago: PAY-1."]
+
+
+@pytest.mark.parametrize(("state", "said"), [(ItemState.PROCESSED, False), (ItemState.SKIPPED, True)])
+def test_what_a_run_of_waiting_retries_has_sent_is_told_by_the_run_alone(state: ItemState, *, said: bool) -> None:
+    """Once the run had taken its doubt back, as no consumer had died in it, the same doubt came up outside of runs."""
+    made.consumer(seconds=600)
+    tried = handled("9f3c-1", minutes=1)
+    facts = {"by": "ann", "state": "finished", "total": 1, "retries_of": "payments.main"}
+    run = RequeueRun.objects.create(created_at=tried.started_at, **facts)
+    EarlyRetry.objects.create(run=run, identity=tried.identity, sent_at=tried.started_at, state=state)
+
+    assert bool(told()) is said
+
+
+def test_what_a_worker_gave_back_before_it_ended_in_good_order_is_no_finding() -> None:
+    handled("9f3c-1", minutes=1)
+    made.consumer(seconds=5)
+
+    assert told() == []
+
+
+@pytest.mark.parametrize(
+    ("published", "ended", "said"), [(200, 300, False), (280, 300, True), (200, None, True), (None, 300, True)]
+)
+def test_what_was_published_after_the_only_lost_worker_had_ended_is_no_finding(
+    published: int | None, ended: int | None, *, said: bool
+) -> None:
+    """After a worker was killed, each deployment asked for a look at the payments that it had given back."""
+
+    def ago(seconds: int | None) -> datetime | None:
+        return None if seconds is None else timezone.now() - timedelta(seconds=seconds)
+
+    made.consumer(seconds=305, ended_at=ago(ended))
+    made.tried_again("9f3c-1", at=timezone.now() - timedelta(seconds=60), verdict=ACK.name, published_at=ago(published))
+
+    assert bool(told()) is said
+
+
+def test_what_a_worker_of_another_queue_had_is_no_finding() -> None:
+    handled("9f3c-1", minutes=1)
+    made.consumer(seconds=600, queues=["mail"])
+
+    assert told() == []
+
+
+def test_what_was_handled_before_a_worker_vanished_is_no_finding() -> None:
+    handled("9f3c-1", minutes=11)
+    made.consumer(seconds=600)
+
+    assert told() == []
+
+
+def test_what_two_workers_have_handled_needs_no_dead_one_and_is_certain(admin_user: Any) -> None:
+    """One that was frozen was woken, and paid again: it was "perhaps" as if a bank had to be asked."""
+    for minutes in (2, 1):
+        handled("9f3c-1", minutes=minutes)
+    page = client_of(admin_user)
+    shown = Page(page.get(STATUS))
+    listed = Page(page.get(shown.links["Show these messages"])).text
+
+    assert told() == ["1 message was handled twice, the last time 1 min ago: 9f3c-1."]
+    assert Code.DONE_TWICE.value.severity is Severity.ERROR
+    assert "✕ handled twice" in listed
+    assert listed.count("worker-4:12") == 2
+
+
+def test_what_two_workers_have_handled_comes_first() -> None:
+    """Twelve payments were made twice, and none of them was among the ten that the list showed."""
+    made.consumer(seconds=600)
+    for minutes in (5, 4):
+        handled("9f3c-1", minutes=minutes)
+    handled("9f3c-2", minutes=1)
+
+    assert told() == [
+        "1 message was handled twice, the last time 4 min ago: 9f3c-1.",
+        "1 message was perhaps handled twice, 1 min ago: 9f3c-2.",
+    ]
+
+
+def test_what_the_lost_worker_had_begun_comes_before_what_it_had_waiting(admin_user: Any) -> None:
+    """Two that were paid once were named first: who checked them at the bank called it a false alarm."""
+    held = [made.in_flight(message_id=f"9f3c-{one}", queue="payments.main.quarantine") for one in (4, 5)]
+    made.consumer(seconds=600, in_flight=held)
+    for number in range(6):
+        handled(f"9f3c-{number}", minutes=number + 1)
+    [found] = [one for one in in_survey(survey(), Limits()) if one.code is Code.PERHAPS_TWICE]
+    page = client_of(admin_user)
+    listed = Page(page.get(Page(page.get(STATUS)).links["Show these messages"])).text
+
+    assert found.text == "2 messages were perhaps handled twice, the last 5 min ago: 9f3c-4, 9f3c-5."
+    rest = "9f3c-0, 9f3c-1, 9f3c-2 and 1 more"
+    assert f" 4 more were given to such a consumer, which may not have begun them: {rest}. " in found.why
+    assert listed.count("! begun by worker-3:4711, which is gone") == 2
+    assert sorted(("9f3c-4", "9f3c-5", "9f3c-0"), key=listed.index) == ["9f3c-4", "9f3c-5", "9f3c-0"]
+
+
+def test_each_lost_worker_that_had_begun_a_message_is_named(admin_user: Any) -> None:
+    """In a crash loop a payment was made three times, and the second of the lost ones was dropped."""
+    for ago in (500, 600):
+        made.consumer(seconds=ago, pid=ago, in_flight=[made.in_flight(message_id="9f3c-1", seconds=ago + 1)])
+    handled("9f3c-1", minutes=1)
+    listed = Page(client_of(admin_user).get(f"{STATUS}handled_again/")).text
+    told, data = (run("rmq_parked", "list", "--handled-again", *options) for options in ((), ("--json",)))
+
+    assert "! begun by worker-3:600, worker-3:500, which are gone" in listed
+    assert "! perhaps 3 times: worker-3:600, worker-3:500 had begun it" in told.out
+    assert [one["process"] for one in data.data["items"][0]["begun"]] == ["worker-3:600", "worker-3:500"]
+
+
+def test_a_worker_that_runs_is_named_and_not_said_to_be_gone(admin_user: Any) -> None:
+    """It was cut off, paid, and ran on: the list said that one that is gone had the message."""
+    made.consumer(seconds=600)
+    made.consumer(pid=2035)
+    # The one that handled it, one of another queue, and one that came later.
+    made.consumer(host="worker-4", pid=12)
+    made.consumer(pid=7, queues=["mail"])
+    made.consumer(pid=8, started_at=timezone.now())
+    handled("9f3c-1", minutes=1)
+    listed = Page(client_of(admin_user).get(f"{STATUS}handled_again/")).text
+    told = run("rmq_parked", "list", "--handled-again").out
+
+    assert "! perhaps: a consumer that is gone had it, or worker-3:2035, which runs" in listed
+    assert "! perhaps twice: one that is gone had it, or worker-3:2035, which still runs" in told
+
+
+def test_all_that_the_finding_counts_are_listed(admin_user: Any) -> None:
+    """The button led to a search for the first twenty."""
+    made.consumer(seconds=6000)
+    for number in range(30):
+        handled(f"9f3c-{number}", minutes=number + 1)
+    page = client_of(admin_user)
+    shown = Page(page.get(STATUS))
+
+    assert Page(page.get(shown.links["Show these messages"])).text.count("perhaps: a consumer") == 30
+
+
+def test_the_keys_of_the_list_are_in_one_box_to_copy(admin_user: Any) -> None:
+    """The list goes to the bank, and its keys were to be typed off row by row."""
+    made.consumer(seconds=600)
+    for number in range(3):
+        handled(f"9f3c-{number}", minutes=number + 1)
+    content = client_of(admin_user).get(f"{STATUS}handled_again/").content.decode()
+    box = content.partition("Keys to copy")[2].partition("<pre")[2].partition("</pre>")[0]
+
+    assert box.partition(">")[2].split() == ["9f3c-0", "9f3c-1", "9f3c-2"]
+
+
+def test_a_list_without_such_messages_says_so(admin_user: Any) -> None:
+    text = Page(client_of(admin_user).get(f"{STATUS}handled_again/")).text
+
+    assert "No message was handled again in the last 24 hours." in text
+
+
+def test_the_finding_ends_after_a_day() -> None:
+    made.consumer(seconds=26 * 3600)
+    handled("9f3c-1", hours=25)
+
+    assert told() == []
+
+
+def test_a_handler_that_does_nothing_twice_is_no_finding(admin_user: Any) -> None:
+    @handler("payments.main", once=True, name="transfer")
+    def transfer(payment: Delivery) -> None:
+        """Nothing."""
+
+    made.consumer(seconds=600)
+    handled("9f3c-1", minutes=1)
+    Attempt.objects.update(handler="transfer")
+    listed = Page(client_of(admin_user).get(LIST, {"q": "9f3c-1"})).text
+
+    assert told() == []
+    assert "✓ done" in listed
+
+
+def test_of_many_messages_the_last_three_are_named() -> None:
+    made.consumer(seconds=600)
+    for number in range(6):
+        handled(f"9f3c-{number}", minutes=number + 1)
+
+    said = "6 messages were perhaps handled twice, the last 1 min ago: 9f3c-0, 9f3c-1, 9f3c-2 and 3 more."
+    assert told() == [said]
+
+
+@pytest.mark.parametrize(
+    ("arrival", "policy", "again"),
+    [
+        (delivery(), PLAIN, False),
+        (delivery(redelivered=True), PLAIN, True),
+        (delivery(redelivered=True, headers={"x-delivery-count": 0, "x-acquired-count": 1}), PLAIN, False),
+        (delivery(redelivered=True), RetryThenPark(attempts=2, via=NackRequeue()), False),
+        (replace(delivery(), quarantined=True), PLAIN, True),
+        (replace(delivery(), token=(SimpleNamespace(stale=True), 1)), PLAIN, True),
+        (delivery(headers=RETRIED), PLAIN, True),
+        # What an operator has requeued since was decided on.
+        (delivery(headers={**RETRIED, "rmq-retry-ticket": "7.2:x"}), PLAIN, False),
+        (delivery(redelivered=True, raw=b"\x20\x00\xff\xff\xff\xff"), PLAIN, False),
+    ],
+    ids=["first", "again", "given back", "requeue", "quarantine", "cut off", "retry", "requeued", "unreadable"],
+)
+def test_an_attempt_knows_whether_another_consumer_may_have_done_its_work(
+    arrival: Delivery, policy: RetryThenPark, again: bool
+) -> None:
+    assert finished(ACK, arrival, handler=subscription(policy)).redelivered is again
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"), [(True, "Requeue run {pk}: 46 messages were perhaps handled twice."), (False, "")]
+)
+def test_a_run_tells_what_was_perhaps_handled_twice_if_a_consumer_was_lost(
+    admin_user: Any, *, lost: bool, said: str
+) -> None:
+    """Two of them were paid twice, and only the page of the run told. A deployment loses no consumer."""
+    now = timezone.now()
+    begun = now - timedelta(minutes=10)
+    times = {"created_at": begun, "started_at": begun, "finished_at": now - timedelta(minutes=1)}
+    run = RequeueRun.objects.create(**times, by="ann", state="finished", total=400, sent=400, perhaps_twice=46)
+    made.consumer(seconds=300 if lost else 5)
+    found = [one.text for one in in_survey(survey(), Limits()) if one.code is Code.RUN_PERHAPS_TWICE]
+    shown = Page(client_of(admin_user).get(STATUS))
+
+    assert found == ([said.format(pk=run.pk)] if lost else [])
+    assert any(link.endswith("outcomes/?of=perhaps_twice") for link in shown.links.values()) is lost
