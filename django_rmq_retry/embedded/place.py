@@ -65,10 +65,10 @@ def place_of(folder: Path) -> RunningBroker:
     if not folder.exists():
         raise NotRunning
     _check(folder)
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        if _locked(folder):
-            note = json.loads((folder / _NOTE).read_text())
-            return RunningBroker(port=int(note["port"]), brought=bool(note["brought"]))
+    with suppress(OSError, ValueError, KeyError, TypeError), (folder / _NOTE).open() as note:
+        if _locked(note):
+            found = json.load(note)
+            return RunningBroker(port=int(found["port"]), brought=bool(found["brought"]))
     raise NotRunning
 
 
@@ -82,26 +82,29 @@ def prepare(folder: Path) -> None:
 def claimed(folder: Path) -> Iterator[Callable[[RunningBroker], None]]:
     """Be the folder's broker while this process lives, or raise AlreadyRunning; yield what publishes the port."""
     prepare(folder)
-    note = folder / _NOTE
+    draft = folder / f"{_NOTE}.{os.getpid()}"
 
-    def publish(running: RunningBroker) -> None:
-        draft = folder / f"{_NOTE}.{os.getpid()}"
-        draft.write_text(json.dumps({"port": running.port, "pid": os.getpid(), "brought": running.brought}))
-        draft.replace(note)
+    with (folder / _LOCK).open("a") as lock, draft.open("w") as note:
 
-    with (folder / _LOCK).open("a") as lock:
-        if not any(_take(lock) for _ in range(_TRIES)):
-            raise AlreadyRunning(folder)
-        # A killed broker leaves its note behind, which would pass for ours.
-        note.unlink(missing_ok=True)
+        def publish(running: RunningBroker) -> None:
+            fcntl.flock(note, fcntl.LOCK_EX)
+            json.dump({"port": running.port, "pid": os.getpid(), "brought": running.brought}, note)
+            note.flush()
+            draft.replace(folder / _NOTE)
+
         try:
-            yield publish
+            if not any(_take(lock) for _ in range(_TRIES)):
+                raise AlreadyRunning(folder)
+            try:
+                yield publish
+            finally:
+                (folder / _NOTE).unlink(missing_ok=True)
         finally:
-            note.unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
 
 
 def _take(lock: IO[str]) -> bool:
-    """Try to take the lock; a process that looks for a broker also holds it for a moment."""
+    """Try to take the lock; a broker that ends holds it for a moment after its note is gone."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -120,11 +123,10 @@ def _check(folder: Path) -> None:
             )
 
 
-def _locked(folder: Path) -> bool:
-    """True if a broker holds the lock; the file of a killed broker is unlocked."""
-    with (folder / _LOCK).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
+def _locked(note: IO[str]) -> bool:
+    """True if the broker that wrote this note lives: it keeps the note itself locked."""
+    try:
+        fcntl.flock(note, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False

@@ -1,5 +1,6 @@
 """Processes find the one broker of their project."""
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -46,6 +47,26 @@ def test_the_port_of_a_killed_broker_is_not_given_for_its_successor(tmp_path: Pa
 
     with claimed(tmp_path), pytest.raises(NotRunning):
         port_of(tmp_path)
+
+
+def test_the_port_of_a_killed_broker_is_not_given_while_its_successor_is_about_to_remove_it(tmp_path: Path) -> None:
+    (tmp_path / "broker.json").write_text('{"port": 4711, "pid": 1, "brought": true}')
+
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(NotRunning):
+            port_of(tmp_path)
+
+
+def test_only_the_note_is_left_in_a_folder_that_is_claimed(tmp_path: Path) -> None:
+    with claimed(tmp_path) as publish:
+        publish(RunningBroker(port=4711))
+        with pytest.raises(AlreadyRunning), claimed(tmp_path):
+            pass
+        names = {one.name for one in tmp_path.iterdir()}
+
+    assert names == {"lock", "broker.json"}
+    assert {one.name for one in tmp_path.iterdir()} == {"lock"}
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
