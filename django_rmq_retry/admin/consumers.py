@@ -193,6 +193,8 @@ class ProcessTable:
     """The kind of a fold, by which an open one stays open; empty if the rows are shown."""
     fold: str = ""
     """The line behind which the rows are folded."""
+    over: bool = False
+    """True if it is a crash loop that seems over."""
     briefly: bool = False
     """True if the messages in flight of each process are folded, because there are many processes."""
 
@@ -207,11 +209,6 @@ class ProcessTable:
     @property
     def loops(self) -> bool:
         return self.what.startswith("loop")
-
-    @property
-    def over(self) -> bool:
-        """True if it is a crash loop that seems over."""
-        return self.loops and self.rows[0].process.loop_over
 
 
 def tables_of(rows: Sequence[ProcessRow], loops_told: Mapping[int, Problem]) -> list[ProcessTable]:
@@ -275,6 +272,7 @@ def _crash_loops(rows: Sequence[ProcessRow], told: Mapping[int, Problem]) -> lis
             rows=sorted(some, key=lambda row: row.process.unheard),
             what=f"loop {place}",
             fold=f"{problems[loop].text} {problems[loop].why}",
+            over=problems[loop].code is Code.CRASH_LOOP_OVER,
         )
         for place, (loop, some) in enumerate(found.items())
     ]

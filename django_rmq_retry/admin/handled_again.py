@@ -8,8 +8,8 @@ from django.utils.translation import gettext as _
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
 from django_rmq_retry.health.doubts import acts_of
-from django_rmq_retry.health.facts import MOST_SURVEYED_PROCESSES
 from django_rmq_retry.health.handled_again import MOST_HANDLED_AGAIN, TWICE_REPORTED_FOR, handled_again, named
+from django_rmq_retry.health.processes import MOST_SURVEYED_PROCESSES
 from django_rmq_retry.models import ConsumerProcess
 from django_rmq_retry.parked.checked import checked
 from django_rmq_retry.parked.database import records_alias

@@ -34,7 +34,7 @@ from django_rmq_retry.database_connections import Unanswered
 from django_rmq_retry.declared import rows
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR, HandledAgain, handled_again, named
-from django_rmq_retry.health.processes import Process, overtaken, read_in_flight
+from django_rmq_retry.health.processes import MOST_SURVEYED_PROCESSES, Process, overtaken, read_in_flight
 from django_rmq_retry.health.time_limit import in_time
 from django_rmq_retry.messages.reasons import MAY_HAVE_RUN
 from django_rmq_retry.messages.texts import one_line
@@ -89,8 +89,6 @@ MOST_PLACES = 3
 """The most queues of the largest cause that are named."""
 MOST_RECENT_CAUSES = 10
 """The most causes with new messages of which it is counted how many."""
-MOST_SURVEYED_PROCESSES = 1000
-"""The most processes that are examined: those with the latest heartbeats."""
 MOST_SURVEYED_ITEMS = 500
 """The most unsent messages of a paused run that are examined: those that are sent next."""
 MOST_RETRIES = 500

@@ -37,6 +37,7 @@ from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR, HandledAga
 from django_rmq_retry.health.processes import (
     LOOP_OVER_AFTER,
     MAY_GO_ON_FOR,
+    CrashLoop,
     Dead,
     LateHandlers,
     Process,
@@ -789,39 +790,44 @@ def crash_loops(
     heard: Iterable[ConsumerProcess],
     suspects: Sequence[ParkedMessage],
 ) -> dict[int, Problem]:
-    """Return each crash loop as one problem, by the identity of its last process, which all of its dead ones name.
+    """Return each crash loop as one problem, by its identity.
 
-    Those that go on with the same queues are one.
+    Those in which processes of the same queues died at the same time are one.
     """
-    loops: dict[object, list[Dead | Process]] = {}
-    place: dict[int, object] = {}
-    for one in dead:
-        if one.loop is not None:
-            place[id(one.loop)] = id(one.loop) if one.loop_over else frozenset(one.row.queues)
-            loops.setdefault(place[id(one.loop)], []).append(one)
+    loops = {id(one.loop): one.loop for one in dead if one.loop is not None}
+    together: list[list[CrashLoop]] = []
+    for loop in loops.values():
+        joined = [some for some in together if any(_at_once(loop, one) for one in some)]
+        together = [some for some in together if some not in joined]
+        together.append([loop, *(one for some in joined for one in some)])
     living = list(heard)
-    told = {key: _crash_loop(some, now, living, suspects) for key, some in loops.items()}
-    return {loop: told[key] for loop, key in place.items()}
+    told = [(some, _crash_loop(some, now, living, suspects)) for some in together]
+    return {id(loop): problem for some, problem in told for loop in some}
+
+
+def _at_once(one: CrashLoop, other: CrashLoop) -> bool:
+    same = set(one.dead[-1].queues) == set(other.dead[-1].queues)
+    return same and all(a.dead[0].beat_at <= b.dead[-1].beat_at for a, b in ((one, other), (other, one)))
 
 
 def _crash_loop(
-    looping: Sequence[Dead | Process],
+    loops: Sequence[CrashLoop],
     now: datetime,
     heard: Sequence[ConsumerProcess],
     suspects: Sequence[ParkedMessage],
 ) -> Problem:
-    rows = sorted((one.row for one in looping), key=lambda row: row.beat_at)
-    first, last, heir = rows[0].beat_at, rows[-1].beat_at, looping[0].loop
+    rows = sorted((row for loop in loops for row in loop.dead), key=lambda row: row.beat_at)
+    first, last, heirs = rows[0].beat_at, rows[-1].beat_at, [loop.last for loop in loops]
     queues = list(dict.fromkeys(queue for row in reversed(rows) for queue in row.queues))
     killers = [one for one in suspects if one.parked_at >= first and one.queue in map(work_queue, queues)]
     said = [_("Parked meanwhile because their worker died: %(names)s.") % {"names": listed(map(str, killers))}]
     said = said if killers else []
     said += _in_hand(rows, known=bool(killers))
     unread = [queue for queue in queues if not any(queue in row.queues for row in heard)]
-    over = heir is not None and looping[0].loop_over
+    over = all(loop.over for loop in loops)
     # The one that outlived the loop may be dead, too: then another one that lives may show that it is over.
     living = [row for row in heard if set(row.queues) & set(queues)]
-    witness = max(living, key=lambda row: (row == heir, row.ran(now)), default=None)
+    witness = max(living, key=lambda row: (row in heirs, row.ran(now)), default=None)
     if over and witness is not None and witness.ran(now) > LOOP_OVER_AFTER:
         lived = _("It seems over: %(process)s has run for %(span)s.")
         said.append(lived % {"process": witness, "span": span(witness.ran(now))})
@@ -836,7 +842,7 @@ def _crash_loop(
             # The killer's queue says more than all that its worker read.
             "queues": listed(dict.fromkeys(one.queue for one in killers) or queues),
             "number": number(len(rows)),
-            "within": span(last - first),
+            "since": minute(first),
             "span": span(now - last),
             "details": " ".join(said),
             "group_of_killer": str(killers[0].group_id) if killers else "",

@@ -24,8 +24,9 @@ from django_rmq_retry.parked.checked import mark
 from django_rmq_retry.topology.declarations import work_queue
 
 LOOP_DEATHS, LOOP_SPAN = 3, timedelta(minutes=30)
-"""So many processes that replaced one another and vanished within this time need somebody, although the last lives. Of
-a process that lived for less than LOOP_OVER_AFTER its own death and the one before it are enough."""
+"""So many processes that replaced one another and vanished within this time need somebody, although the last lives, for
+as long after the last death. Of a process that lived for less than LOOP_OVER_AFTER its own death and the one before it
+are enough."""
 LOOP_OVER_AFTER, LOOP_OVER_BY = timedelta(minutes=2), 1.5
 """A crash loop seems over once its last process has run for longer than this, and so many times as long as any other:
 what ends each after five minutes ends the next one not to the second."""
@@ -36,8 +37,10 @@ MAY_GO_ON_FOR = timedelta(hours=1)
 with its host, and go on."""
 KEPT_EMPTY, KEPT = MAY_GO_ON_FOR, timedelta(days=1)
 """The ages at which the row of a vanished process is deleted: without messages in flight, and with some."""
+MOST_SURVEYED_PROCESSES = 1000
+"""The most processes that are examined: those with the latest heartbeats."""
 MOST_LISTED_PROCESSES = 200
-"""The most processes that a page or command shows: those with the latest heartbeats."""
+"""The most of them that a page or command shows."""
 NOTED_WITHIN = timedelta(seconds=30)
 """The time in which a process that runs has noted which others of its machine are gone."""
 MOST_LOOKED_UP = 200
@@ -142,16 +145,26 @@ class InFlight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CrashLoop:
+    """Processes that replaced one another and died. Each of them is counted until none is told of any more."""
+
+    dead: tuple[ConsumerProcess, ...]
+    """The first one first."""
+    last: ConsumerProcess
+    """The process with which it seems over, or the last one of it, which may live."""
+    over: bool
+    """True if it seems over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
     row: ConsumerProcess
     state: ProcessState
     in_flight: tuple[InFlight, ...]
     unheard: timedelta
     """The time since its last heartbeat."""
-    loop: ConsumerProcess | None = None
-    """If it vanished in a crash loop, the last process of that, which may live."""
-    loop_over: bool = False
-    """True if that crash loop seems over."""
+    loop: CrashLoop | None = None
+    """The crash loop in which it vanished."""
     red_until: datetime | None = None
     """The time from which a vanished process needs nobody, because others read all its queues."""
     unreported: Mapping[tuple[str, str], str] = field(default_factory=dict)
@@ -235,7 +248,6 @@ class Process:
             in_flight=in_flight,
             unheard=max(now - row.beat_at, timedelta()),
             loop=dead.loop if dead else None,
-            loop_over=bool(dead and dead.loop_over),
             red_until=dead.red_until if dead else None,
         )
 
@@ -245,12 +257,16 @@ def processes(*, most: int = MOST_LISTED_PROCESSES) -> list[Process]:
     that is late or blocks others.
 
     Vanished ones that were replaced come last. This is one query, two more if dead processes had messages in flight,
-    for what became of these, and one more if one may be frozen.
+    for what became of these, one more if one may be frozen, and one for those that are only counted, if there are more.
     """
     alias = router.db_for_read(ConsumerProcess)
-    rows = list(ConsumerProcess.objects.using(alias).order_by("-beat_at")[:most])
+    known = ConsumerProcess.objects.using(alias).order_by("-beat_at")
+    rows = list(known[:most])
+    others = list(known.defer("in_flight")[most:MOST_SURVEYED_PROCESSES]) if len(rows) == most else []
+    for row in others:
+        row.in_flight = []
     now = database_clock.now(alias)
-    dead = {one.row.pk: one for one in dead_processes(rows, now)}
+    dead = {one.row.pk: one for one in dead_processes([*rows, *others], now)}
     found = _with_others(_with_later([Process.of(row, now, dead.get(row.pk)) for row in rows]))
     return sorted(map(_as_told, _with_unreported(found)), key=_place)
 
@@ -352,9 +368,7 @@ class Dead:
 
     row: ConsumerProcess
     state: ProcessState
-    loop: ConsumerProcess | None = None
-    """The process with which its crash loop seems over, or the last one of it."""
-    loop_over: bool = False
+    loop: CrashLoop | None = None
     red_until: datetime | None = None
 
 
@@ -375,8 +389,7 @@ def dead_processes(rows: Iterable[ConsumerProcess], now: datetime) -> list[Dead]
             if not row.vanished(now):
                 continue
             if id(row) in looping:
-                last, over = looping[id(row)]
-                found.append(Dead(row=row, state=ProcessState.VANISHED, loop=last, loop_over=over))
+                found.append(Dead(row=row, state=ProcessState.VANISHED, loop=looping[id(row)]))
             elif id(row) in frozen:
                 found.append(Dead(row=row, state=ProcessState.VANISHED))
             elif row is not line[-1] or row.replaced:
@@ -397,40 +410,47 @@ def _without_successor(row: ConsumerProcess, now: datetime, *, shared: bool) -> 
 
 def _in_loops(
     line: Iterable[ConsumerProcess], now: datetime, read: Collection[str], frozen: Collection[int]
-) -> dict[int, tuple[ConsumerProcess, bool]]:
-    """Return the processes of a line that vanished in a crash loop, each with the last one, and if the loop seems over.
+) -> dict[int, CrashLoop]:
+    """Return the processes of a line that vanished in a crash loop, each with that.
 
     A loop ends with a process that clearly outlived it, or was started much later, or if nobody restarts it while
     others read its queues. If the one that outlived it dies too, it may hang with its messages, which is another thing,
     or begin another loop.
     """
-    found: dict[int, tuple[ConsumerProcess, bool]] = {}
+    loops: list[CrashLoop] = []
     dead: list[ConsumerProcess] = []
     lives: list[timedelta] = []
     """Those of all but the first, which was no part of the loop."""
     for last in line:
-        over = _is_loop(dead, lives) and _outlived(last, max(lives), now)
-        if over or (dead and last.started_at - dead[-1].beat_at > TAKEN_OVER_AFTER):
-            found |= _as_loop(dead, lives, last, over=over)
+        late = bool(dead) and last.started_at - dead[-1].beat_at > TAKEN_OVER_AFTER
+        if _is_loop(dead, lives) and (late or _outlived(last, max(lives), now)):
+            loops.append(CrashLoop(dead=tuple(dead), last=last, over=True))
+            dead, lives = [], []
+        elif late:
             dead, lives = [], []
         # One that is frozen has not died: it makes no loop with others that were killed.
-        if last.vanished(now) and id(last) not in frozen and now - last.beat_at < LOOP_SPAN:
+        if last.vanished(now) and id(last) not in frozen:
             lives += [last.ran(now)] if dead else []
             dead.append(last)
-            first = _last_long_life(lives)
+            first = max(_last_long_life(lives), _last_slow_death(dead))
             dead, lives = dead[first:], lives[first:]
     given_up = last.vanished(now) and now - last.beat_at > TAKEN_OVER_AFTER and _reads_all(read, last)
-    return found | ({} if given_up else _as_loop(dead, lives, last, over=False))
+    if _is_loop(dead, lives) and not given_up:
+        loops.append(CrashLoop(dead=tuple(dead), last=last, over=False))
+    return {id(row): loop for loop in loops if now < _told_until(loop, now) for row in loop.dead}
+
+
+def _told_until(loop: CrashLoop, now: datetime) -> datetime:
+    """Return when nobody needs to know of it any more; one that nobody has restarted is told of as long as a process.
+
+    Its rows stay until then, so that it has as many dead processes as before.
+    """
+    unrestarted = loop.last.vanished(now) and not loop.over
+    return loop.dead[-1].beat_at + (KEPT_EMPTY if unrestarted else LOOP_SPAN)
 
 
 def _reads_all(read: Collection[str], row: ConsumerProcess) -> bool:
     return bool(read) and set(read) >= set(row.queues)
-
-
-def _as_loop(
-    dead: Sequence[ConsumerProcess], lives: Sequence[timedelta], last: ConsumerProcess, *, over: bool
-) -> dict[int, tuple[ConsumerProcess, bool]]:
-    return {id(row): (last, over) for row in dead} if _is_loop(dead, lives) else {}
 
 
 def _is_loop(dead: Sequence[ConsumerProcess], lives: Sequence[timedelta]) -> bool:
@@ -448,6 +468,12 @@ def _last_long_life(lives: Sequence[timedelta]) -> int:
         return 0
     long = max(LOOP_OVER_AFTER, median_high(lives) * LOOP_OVER_BY)
     return max((place for place, life in enumerate(lives, 1) if life > long), default=0)
+
+
+def _last_slow_death(dead: Sequence[ConsumerProcess]) -> int:
+    """Return the place after the last death that was too early to be one of a loop with the latest ones."""
+    slow = len(dead) >= LOOP_DEATHS and dead[-1].beat_at - dead[-LOOP_DEATHS].beat_at >= LOOP_SPAN
+    return len(dead) - LOOP_DEATHS + 1 if slow else 0
 
 
 def _outlived(row: ConsumerProcess, longest: timedelta, now: datetime) -> bool:
@@ -657,14 +683,16 @@ def tidy_vanished() -> bool:
     """Delete the rows of vanished processes that are too old, and note which of the others were replaced.
 
     A process that is back writes its row again. What is noted stays after the successor has ended and its row is gone.
+    Those of a crash loop stay as long as that is told of.
     """
     alias = router.db_for_write(ConsumerProcess)
     now = database_clock.trusted(alias)
     if now is not None:
         rows = ConsumerProcess.objects.using(alias)
-        rows.filter(Q(beat_at__lt=now - KEPT) | Q(beat_at__lt=now - KEPT_EMPTY, in_flight=[])).delete()
-        known = list(rows.defer("in_flight").order_by("-beat_at")[:MOST_LISTED_PROCESSES])
+        known = list(rows.defer("in_flight").order_by("-beat_at")[:MOST_SURVEYED_PROCESSES])
         dead = dead_processes(known, now)
+        old = Q(beat_at__lt=now - KEPT) | Q(beat_at__lt=now - KEPT_EMPTY, in_flight=[])
+        rows.filter(old).exclude(pk__in=[one.row.pk for one in dead if one.loop]).delete()
         replaced = [one.row.pk for one in dead if one.state is ProcessState.REPLACED and not one.row.replaced]
         rows.filter(has_vanished(now), pk__in=replaced).update(replaced=True)
     return False

@@ -253,7 +253,7 @@ class Code(Enum):
         fix="Grant the project's user the right on it: rabbitmqctl set_permissions",
     )
     CRASH_LOOP = _error(Area.CONSUMERS)(
-        text=_("Consumers of %(queues)s die again and again: %(number)s within %(within)s, the last one %(span)s ago."),
+        text=_("Consumers of %(queues)s die again and again: %(number)s since %(since)s, the last one %(span)s ago."),
         why="%(details)s",
         fix="Check rmq_consume on these hosts: journalctl, docker logs or kubectl logs.",
         page=ActingPage.CONSUMERS,

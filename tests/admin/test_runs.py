@@ -932,7 +932,7 @@ def test_a_run_tells_of_dead_consumers_only_what_is_about_its_queues(page: Clien
     RequeueItem.objects.create(run=run, message=made.message(), place=1, revision=1, state="sent", sent_at=at)
     text = Page(page.get(f"{RUNS}{run.pk}/change/")).text
 
-    assert "Consumers of payments.main die again and again: 3 within 10 min" in text
+    assert "Consumers of payments.main die again and again: 3 since " in text
     assert "None had reported a message of these queues in flight" in text
     assert "different messages in flight" not in text
 

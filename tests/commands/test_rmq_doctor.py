@@ -18,8 +18,7 @@ from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, Exchange, NackRequeue, Native, Queue, RetryThenPark, handler
-from django_rmq_retry.health.facts import MOST_SURVEYED_PROCESSES
-from django_rmq_retry.health.processes import MOST_LOOKED_UP
+from django_rmq_retry.health.processes import MOST_LOOKED_UP, MOST_SURVEYED_PROCESSES
 from django_rmq_retry.models import ConsumerProcess, OutboxMessage, QueueControl, RequeueRun, RunState
 from django_rmq_retry.testing import isolated_handlers
 from tests.amqp.line_between import between

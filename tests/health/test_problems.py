@@ -548,7 +548,7 @@ def test_a_crash_loop_is_one_red_line_with_what_its_processes_had_in_hand() -> N
     first, *rest = in_processes([*rows, next_one, away], NOW)
 
     assert (first.code, first.severity) == (Code.CRASH_LOOP, Severity.ERROR)
-    assert first.text == "Consumers of a die again and again: 3 within 2 min, the last one 1 min ago."
+    assert first.text == f"Consumers of a die again and again: 3 since {SINCE}, the last one 1 min ago."
     assert first.why == "In flight as they died, and how often: LED-3 (3), CARD-7 (2)."
     assert [one.text for one in rest] == ["Without a connection to the broker: web:7."]
 
@@ -571,7 +571,7 @@ def test_a_process_that_hangs_after_a_crash_loop_is_no_part_of_it() -> None:
     found = {problem.code: problem for problem in in_processes(rows, NOW)}
 
     assert "web:4" in found[Code.VANISHED].text
-    assert found[Code.CRASH_LOOP_OVER].text.startswith("Consumers of a die again and again: 3 within")
+    assert found[Code.CRASH_LOOP_OVER].text.startswith("Consumers of a die again and again: 3 since")
 
 
 def test_a_loop_that_was_over_does_not_go_on_with_one_later_death() -> None:
@@ -652,6 +652,57 @@ def test_two_services_that_die_of_the_same_queues_are_one_finding() -> None:
     assert [(one.code, one.count) for one in found] == [(Code.CRASH_LOOP, 6)]
 
 
+def told_of_loops(rows: list[ConsumerProcess], minutes: float) -> list[tuple[Any, ...]]:
+    """What is told of crash loops so many minutes later, if nobody else dies."""
+    now = NOW + timedelta(minutes=minutes)
+    for row in rows:
+        if row.living(NOW):
+            row.beat_at = now
+    return [(one.severity.name, one.count, one.since) for one in in_processes(rows, now) if "CRASH" in one.code.name]
+
+
+def test_a_crash_loop_has_as_many_dead_and_began_at_the_same_time_until_it_is_told_of_no_more() -> None:
+    """Five had died, then four, three and two, and "since" moved with them: each left sight half an hour after it."""
+    rows = line((90, 9), (8.9, 7), (6.9, 5), (4.9, 3), (2.9, 1), last=0.9)
+    told = {minutes: told_of_loops(rows, minutes) for minutes in (0, 1, 10, 20, 22, 25, 28, 28.9, 29.1, 60)}
+
+    assert told[0] == [("ERROR", 5, rows[0].beat_at)]
+    assert {str(one) for minutes, one in told.items() if 10 <= minutes < 29} == {str([("WARNING", 5, rows[0].beat_at)])}
+    assert told[29.1] == told[60] == []
+
+
+def test_a_crash_loop_that_goes_on_for_hours_counts_from_its_first_death() -> None:
+    """After half an hour each new death was counted in the place of the first one."""
+    lives = [(minutes + 4.9, minutes) for minutes in range(180, 0, -5)]
+
+    assert told_of_loops(line(*lives, last=0.9), 0) == [("ERROR", 36, ago(minutes=180))]
+    assert told_of_loops(line(*lives), 50) == [("ERROR", 36, ago(minutes=180))]
+
+
+def test_one_that_dies_every_quarter_of_an_hour_is_told_of_between_its_deaths_too() -> None:
+    """Three deaths within half an hour were red, and white again before the fourth one."""
+    rows = line((90, 30), (29.9, 15.5), (15.4, 1), last=0.9)
+
+    assert [told_of_loops(rows, minutes) for minutes in (0, 5, 12)] == [[("ERROR", 3, rows[0].beat_at)]] * 3
+
+
+def test_two_that_died_of_one_message_are_counted_together_after_one_of_them_lives_on() -> None:
+    """Six had died; then one service seemed over, and three had."""
+    rows = [*line((90, 5), (4.9, 4), (3.9, 3), last=2.9), *line((90, 5.1), (4.8, 3.8), (3.7, 2.7), last=1)]
+    began = rows[4].beat_at
+    early, later, last = (told_of_loops(rows, minutes) for minutes in (0, 0.5, 4))
+
+    assert (early, later) == ([("ERROR", 6, began)], [("ERROR", 6, began)])
+    assert last == [("WARNING", 6, began)]
+
+
+def test_a_loop_stays_over_when_a_deployment_replaces_the_one_that_outlived_it() -> None:
+    """It turned red again for as long as the new one had not lived for longer."""
+    rows = line((90, 16), (15.9, 15), (14.9, 14), last=1)
+
+    assert told_of_loops(rows, 0) == [("WARNING", 3, rows[0].beat_at)]
+
+
 def test_messages_that_are_parked_since_a_loop_began_are_named_before_what_was_in_flight() -> None:
     """One that kills at once is in no heartbeat: innocent ones were named, each once, and not the one that killed."""
     rows = line((90, 3), (2.9, 2), (1.9, 1), last=0.9)
@@ -689,7 +740,7 @@ def test_two_that_die_long_after_another_one_are_no_loop_with_it() -> None:
     [found] = in_processes(line((90, 27), (2, 1.9), (1.8, 1.7), last=1), NOW)
 
     assert (found.code, found.count) == (Code.CRASH_LOOP, 2)
-    assert codes(list(in_processes(line((50, 27), (26.9, 26.8), (26.7, 26.6), last=1), NOW))) == ["CRASH_LOOP"]
+    assert codes(list(in_processes(line((50, 27), (26.9, 26.8), (26.7, 26.6), last=1), NOW))) == ["CRASH_LOOP_OVER"]
 
 
 def test_a_loop_that_nobody_restarts_is_over_if_others_read_its_queues() -> None:
