@@ -26,6 +26,13 @@ class Begun(NamedTuple):
         """When it had begun it; at the latest when it was heard of last."""
         return self.since or self.consumer.beat_at
 
+    def ended_in(self, attempts: Iterable[Attempt]) -> bool:
+        """Return True if it made one of these attempts.
+
+        In a container a successor has its name: what began after its last heartbeat was that one's.
+        """
+        return any(one.process == str(self) and one.started_at <= self.consumer.beat_at for one in attempts)
+
     @property
     def sentence(self) -> str:
         if self.since is None:
@@ -65,8 +72,8 @@ def all_begun(
 
     None that is known to have handled it to the end before it was lost.
     """
-    ended = {one.process for one in attempts if one.verdict == ACK.name}
-    found = (one for queue in queues for one in known.get((queue, message_id), ()) if str(one) not in ended)
+    done = [one for one in attempts if one.verdict == ACK.name]
+    found = (one for queue in queues for one in known.get((queue, message_id), ()) if not one.ended_in(done))
     return tuple(sorted(found, key=lambda one: one.at))
 
 

@@ -139,7 +139,7 @@ def reads(process: ConsumerProcess, queue: str) -> bool:
 
 def _in_handlers(processes: Collection[int]) -> dict[int, ConsumerProcess]:
     """Return those of these processes that had messages in their handlers when they were heard of last."""
-    rows = ConsumerProcess.objects.exclude(in_flight=[]).only("host", "pid", "in_flight")
+    rows = ConsumerProcess.objects.exclude(in_flight=[]).only("host", "pid", "beat_at", "in_flight")
     return {one.pk: one for some in with_one_of(rows, "pk", processes) for one in some}
 
 
@@ -170,8 +170,11 @@ def named(
 def _beside(one: HandledAgain, living: Iterable[ConsumerProcess]) -> tuple[str, ...]:
     if one.certain or one.begun_by:
         return ()
-    others = (it for it in living if it.started_at < one.begun_at and reads(it, one.queue))
-    return tuple(str(it) for it in others if str(it) != one.times[-1][1])
+    ran = [str(it) for it in living if it.started_at < one.begun_at and reads(it, one.queue)]
+    if one.times[-1][1] in ran:
+        # Of two with this name the other one may have had it.
+        ran.remove(one.times[-1][1])
+    return tuple(ran)
 
 
 def _names(ids: Mapping[str, str]) -> dict[str, str]:

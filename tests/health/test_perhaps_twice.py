@@ -9,6 +9,7 @@ import pytest
 from django.utils import timezone
 
 from django_rmq_retry import Delivery, NackRequeue, RetryThenPark, handler
+from django_rmq_retry.health.begun import all_begun, begun_by
 from django_rmq_retry.health.facts import survey
 from django_rmq_retry.health.problems import Limits, in_survey
 from django_rmq_retry.health.rules import Code, Severity
@@ -194,6 +195,29 @@ def test_each_lost_worker_that_had_begun_a_message_is_named(admin_user: Any) -> 
     assert "! begun by worker-3:600, worker-3:500, which are gone" in listed
     assert "! perhaps 3 times: worker-3:600, worker-3:500 had begun it" in told.out
     assert [one["process"] for one in data.data["items"][0]["begun"]] == ["worker-3:600", "worker-3:500"]
+
+
+def test_a_successor_with_the_name_of_the_lost_worker_does_not_hide_what_that_had_begun(admin_user: Any) -> None:
+    """In a container both were pid 1 of one host: the second payment was taken for the end of the first one."""
+    name: dict[str, Any] = {"host": "worker-4", "pid": 12}
+    held = [made.in_flight(message_id=f"9f3c-{one}", seconds=605) for one in (1, 2)]
+    lost = made.consumer(seconds=600, in_flight=held, **name)
+    made.consumer(seconds=5, started_at=timezone.now() - timedelta(seconds=500), **name)
+    second, own = handled("9f3c-1", minutes=1), handled("9f3c-2", minutes=10)
+    listed = Page(client_of(admin_user).get(f"{STATUS}handled_again/")).text
+
+    assert "! begun by worker-4:12, which is gone" in listed
+    assert all_begun(begun_by([lost]), [own.queue], own.message_id, [own]) == ()
+    assert all_begun(begun_by([lost]), [own.queue], second.message_id, [second]) != ()
+
+
+def test_another_worker_with_the_name_of_the_one_that_handled_it_may_have_had_it_too(admin_user: Any) -> None:
+    made.consumer(seconds=600)
+    made.consumers(2, host="worker-4", pid=12)
+    handled("9f3c-1", minutes=1)
+    listed = Page(client_of(admin_user).get(f"{STATUS}handled_again/")).text
+
+    assert "! perhaps: a consumer that is gone had it, or worker-4:12, which runs" in listed
 
 
 def test_a_worker_that_runs_is_named_and_not_said_to_be_gone(admin_user: Any) -> None:
