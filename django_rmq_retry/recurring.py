@@ -1,16 +1,20 @@
 """A thread that does the same again and again, and the failures of which only the first is logged."""
 
 import os
+import secrets
 import socket
 import threading
 from contextlib import suppress
 
 from django.db import connections
 
+_STARTED = secrets.token_hex(3)
+"""Tells containers apart that share a host name: the main thread of each may be thread 1 of process 1."""
+
 
 def thread_name(prefix: str) -> str:
     """Return a name for this thread, such as the holder of a lease; no two threads on any hosts have the same one."""
-    return f"{prefix} {socket.gethostname()}:{os.getpid()}.{threading.get_native_id()}"
+    return f"{prefix} {socket.gethostname()}:{os.getpid()}.{threading.get_native_id()}.{_STARTED}"
 
 
 class Recurring:

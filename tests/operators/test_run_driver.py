@@ -1,6 +1,8 @@
 """Consumers drive runs by themselves, as long as they can reach the database."""
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -30,6 +32,16 @@ def driver() -> Iterator[driving.RunDriver]:
     one = driving.RunDriver(look=0.05, chores=0.05)
     yield one
     assert one.stop(timeout=30)
+
+
+def test_two_containers_of_one_host_name_never_take_each_other_for_the_driver_of_a_run() -> None:
+    """Each was thread 1 of process 1 of "worker", so the lease of one was the lease of the other."""
+    same = "import os, threading; os.getpid = threading.get_native_id = lambda: 1"
+    named = "from django_rmq_retry.recurring import thread_name; print(thread_name('rmq_consume'))"
+    words = [sys.executable, "-c", f"{same}; {named}"]
+    names = {subprocess.run(words, check=True, capture_output=True, text=True).stdout for _ in range(2)}
+
+    assert len(names) == 2
 
 
 @pytest.mark.usefixtures("wired")
