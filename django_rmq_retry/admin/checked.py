@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
 from django_rmq_retry.admin.run_lists import begun_among, why_hidden
 from django_rmq_retry.health.begun import in_words
-from django_rmq_retry.health.doubts import OF_RUNS, Doubted, check, doubted, doubts_of
+from django_rmq_retry.health.doubts import OF_RUNS, Doubted, check, doubted, doubts_of, part_of
 from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.models import RequeueRun
 from django_rmq_retry.parked.checked import mark
@@ -35,9 +35,10 @@ def checked_page(pages: Pages, request: HttpRequest) -> HttpResponse:
     if why := _unseen(request, found, each):
         return pages.refused(request, why)
     wrong, seen = "", mark(*sorted(found.doubts))
+    ticked = _ticked(request, found, each)
     if request.method == "POST":
         try:
-            _check(request, found, seen)
+            _check(request, part_of(found, ticked), seen)
         except Outdated as refused:
             messages.warning(request, str(refused))
         except Refused as refused:
@@ -50,15 +51,21 @@ def checked_page(pages: Pages, request: HttpRequest) -> HttpResponse:
     return pages.page(
         request,
         "livestatus/checked.html",
-        title=_("The process has ended") if found.code is Code.VANISHED_IN_HAND else _("All of this was checked"),
+        title=_title(found),
         status=422 if wrong else 200,
         found=found,
         ended=found.code is Code.VANISHED_IN_HAND,
         each=[
-            (one, _address(pages, one) if finds else "", in_words(one.begun or begun.get(_identity(one), ())))
+            (
+                one,
+                one.mark in ticked,
+                _address(pages, one) if finds else "",
+                in_words(one.begun or begun.get(_identity(one), ())),
+            )
             for one in each[:MOST_LISTED]
         ],
         count=len(each),
+        some=len(found.doubts) > 1,
         more=len(each) > MOST_LISTED,
         listed=_list_of(pages, found),
         seen=seen,
@@ -66,6 +73,22 @@ def checked_page(pages: Pages, request: HttpRequest) -> HttpResponse:
         typed=request.POST,
         wrong={"all": wrong} if wrong else {},
     )
+
+
+def _title(found: Problem) -> str:
+    ended, some = found.code is Code.VANISHED_IN_HAND, len(found.doubts) > 1
+    if ended:
+        return _("The ticked ones have ended") if some else _("The process has ended")
+    return _("The ticked ones were checked") if some else _("All of this was checked")
+
+
+def _ticked(request: HttpRequest, found: Problem, each: Sequence[Doubted]) -> set[str]:
+    """Return the doubts that are ticked, at first all that are listed. A single one is not asked for: it is all."""
+    if len(found.doubts) == 1:
+        return set(found.doubts)
+    if request.method == "POST":
+        return set(request.POST.getlist("tick"))
+    return set() if request.GET.get("tick") == "none" else {one.mark for one in each[:MOST_LISTED]}
 
 
 def _unseen(request: HttpRequest, found: Problem, each: Sequence[Doubted]) -> str:

@@ -1,6 +1,6 @@
 """The end of doubts: a run's, in which no consumer died, and those that an operator says to have checked."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -51,12 +51,15 @@ taken back: consumers look once a minute."""
 class Doubted:
     """One message, or one process, that an operator says to have checked."""
 
+    mark: str
+    """The digest of its doubt; that of a run is the one of all its messages."""
     name: str
     """A message's first business key, else its id; it may have neither."""
     code: Code
     at: datetime | None
     """When it was handled last, or when the process was heard of last."""
     identity: str = ""
+    message_id: str = ""
     record: ParkedMessage | None = None
     begun: Sequence[Begun] = ()
     """The lost consumers that had begun a message, as far as it is known here."""
@@ -65,6 +68,13 @@ class Doubted:
     def word(self) -> str:
         """What is in doubt."""
         return str(self.code.value.word)
+
+    @property
+    def names(self) -> set[str]:
+        """By what an operator calls it."""
+        known = self.record
+        more = {str(known.pk), known.message_id} if known else set()
+        return {self.name, self.message_id, *more} - {""}
 
 
 def doubts_of(code: str) -> dict[str, Problem]:
@@ -78,20 +88,31 @@ def doubted(found: Problem) -> list[Doubted]:
     rows = ParkedMessage.objects.using(records_alias()).defer("body", "properties")
     if found.code is Code.HANDLED_ANYWAY:
         known = {row.pk: row for some in with_one_of(rows, "pk", list(found.doubts.values())) for row in some}
-        here = [known[pk] for pk in found.doubts.values() if pk in known]
-        return [Doubted(name=str(row), code=found.code, at=row.succeeded_at, record=row) for row in here]
-    each = [one for what in found.doubts.values() for one in _each(what, found.code)]
+        here = [(digest, known[pk]) for digest, pk in found.doubts.items() if pk in known]
+        return [
+            Doubted(mark=digest, name=str(row), code=found.code, at=row.succeeded_at, record=row)
+            for digest, row in here
+        ]
+    each = [one for digest, what in found.doubts.items() for one in _each(digest, what, found.code)]
     identities = {one.identity for one in each if one.identity}
     recorded = {row.identity: row for some in with_one_of(rows, "identity", identities) for row in some}
     return [replace(one, record=one.record or recorded.get(one.identity)) for one in each]
 
 
-def _each(what: object, code: Code) -> Iterator[Doubted]:
+def _each(digest: str, what: object, code: Code) -> Iterator[Doubted]:
     if isinstance(what, HandledAgain):
         again = Code.DONE_TWICE if what.certain else Code.PERHAPS_TWICE
-        yield Doubted(name=what.name, code=again, at=what.at, identity=what.identity, begun=what.begun_by)
+        yield Doubted(
+            mark=digest,
+            name=what.name,
+            code=again,
+            at=what.at,
+            identity=what.identity,
+            message_id=what.message_id,
+            begun=what.begun_by,
+        )
     elif isinstance(what, ConsumerProcess):
-        yield Doubted(name=str(what), code=code, at=what.beat_at)
+        yield Doubted(mark=digest, name=str(what), code=code, at=what.beat_at)
     elif isinstance(what, RequeueRun):
         parts = what.parts.using(records_alias()).filter(HANDLED_TWICE | PERHAPS_TWICE).order_by("-handled", "pk")
         if not what.retries_of:
@@ -99,6 +120,7 @@ def _each(what: object, code: Code) -> Iterator[Doubted]:
         for part in parts:
             record = None if what.retries_of else part.message
             yield Doubted(
+                mark=digest,
                 name=str(record or part.shown),
                 code=Code.HANDLED_TWICE if part.handled > 1 else Code.RUN_PERHAPS_TWICE,
                 at=part.ended_at,
@@ -107,12 +129,19 @@ def _each(what: object, code: Code) -> Iterator[Doubted]:
             )
 
 
+def part_of(found: Problem, marks: Collection[str]) -> Problem:
+    """Return a finding with only those of its doubts that have one of these marks."""
+    return replace(found, doubts={digest: what for digest, what in found.doubts.items() if digest in marks})
+
+
 @transaction_of(OperatorAction)
 def check(found: Problem, actor: Actor, *, reason: str) -> None:
     """Record that an operator has checked a finding, as it was shown: it ends until something new of its kind comes.
 
-    Raise Outdated if nothing is left of it.
+    What is left out of it by ``part_of`` stays a finding. Raise Outdated if nothing is left of it.
     """
+    if not found.doubts:
+        raise Refused(_("Tick what you have checked."))
     if not reason.strip():
         raise Refused(_("Enter a reason: it is kept in the audit log."))
     take_turns()
@@ -132,7 +161,7 @@ def check(found: Problem, actor: Actor, *, reason: str) -> None:
         messages={one.record.pk for one in each if one.record},
         run=int(found.subject) if found.code in OF_RUNS else None,
         subject=", ".join([*names[:MOST_IN_A_TEXT], "…"] if len(names) > MOST_IN_A_TEXT else names),
-        count=max(len(each), found.count),
+        count=max(len(each), found.count) if found.code in OF_RUNS else len(each),
         facts={FINDING: found.code.name, kind: [one.name for one in unrecorded if one.name]},
     )
     remember(found.doubts, act.number)

@@ -1,12 +1,12 @@
 """``rmq_parked checked``: show a finding that only records a doubt, and end it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from shlex import quote
 
 from django.core.management.base import CommandParser
 
 from django_rmq_retry.exit_codes import Exit
-from django_rmq_retry.health.doubts import CHECKABLE, OF_RUNS, Doubted, check, doubted, doubts_of
+from django_rmq_retry.health.doubts import CHECKABLE, OF_RUNS, Doubted, check, doubted, doubts_of, part_of
 from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.management.command import Options, RmqCommand, add_yes, usage_error
 from django_rmq_retry.management.terminal import clock
@@ -21,6 +21,8 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
     codes = [one.name for one in CHECKABLE]
     checking.add_argument("code", choices=codes, metavar="CODE", help=f"one of {', '.join(codes)}")
     checking.add_argument("--run", default="", metavar="N", help="the requeue run, if several have this finding")
+    only = "only this one of what is listed: its key, message id, record or process; repeatable"
+    checking.add_argument("--only", action="append", default=[], metavar="NAME", help=only)
     checking.add_argument("--reason", help="the reason, kept in the audit log")
     add_yes(checking)
 
@@ -31,6 +33,8 @@ def end_doubt(command: RmqCommand, options: Options) -> Exit:
     if len(runs) > 1:
         raise usage_error(f"Requeue runs {', '.join(runs)} have this finding. Pass --run.")
     chosen = found.get(runs[0]) if runs else None
+    if chosen and options["only"]:
+        chosen = _only(chosen, options["only"])
     if options["json"]:
         each = doubted(chosen) if chosen else []
         command.document("parked_checked/1", finding=options["code"], items=[_data(one) for one in each])
@@ -43,13 +47,27 @@ def end_doubt(command: RmqCommand, options: Options) -> Exit:
     ended = chosen.code is Code.VANISHED_IN_HAND
     if options["reason"] is None:
         once = "Once you know that it has ended" if ended else "Once you have checked all of this"
-        of_run = f" --run {quote(chosen.subject)}" if chosen.code in OF_RUNS else ""
-        command.say(f"{once}: manage.py rmq_parked checked {chosen.code.name}{of_run} --reason TEXT")
+        names = [f" --only {quote(name)}" for name in options["only"]]
+        names += [f" --run {quote(chosen.subject)}"] if chosen.code in OF_RUNS else []
+        command.say(f"{once}: manage.py rmq_parked checked {chosen.code.name}{''.join(names)} --reason TEXT")
+        if len(chosen.doubts) > 1:
+            command.say("Of some of it: add --only NAME for each; the rest stays a finding.")
         return Exit.DONE
     command.confirm("Has it ended?" if ended else "Was all of this checked?", yes=options["yes"])
     check(chosen, Actor.of_shell(), reason=options["reason"])
     command.say("This is in the audit log, with your reason. What comes later is told again.")
     return Exit.DONE
+
+
+def _only(found: Problem, names: Sequence[str]) -> Problem:
+    """Return the part of a finding with these names."""
+    if found.code in OF_RUNS:
+        raise usage_error("A requeue run is checked as a whole, without --only.")
+    each = doubted(found)
+    for name in names:
+        if not any(name in one.names for one in each):
+            raise usage_error(f"{name} is not among them: manage.py rmq_parked checked {found.code.name}")
+    return part_of(found, {one.mark for one in each if one.names & {*names}})
 
 
 def _show(command: RmqCommand, found: Problem) -> None:

@@ -74,7 +74,9 @@ class Page(HTMLParser):
         self._select = name
         ticked = given.get("type") not in ("checkbox", "radio") or "checked" in given
         if name and ticked and "disabled" not in given and given.get("type") != "submit":
-            self._form.values[name] = given.get("value", "")
+            known = self._form.values.get(name) if given.get("type") == "checkbox" else None
+            others = known if isinstance(known, list) else [known] if known is not None else []
+            self._form.values[name] = [*others, given.get("value", "")] if others else given.get("value", "")
 
     def handle_data(self, data: str) -> None:
         self.words.append(data)
