@@ -122,6 +122,11 @@ def _information(area: Area) -> Callable[..., Rule]:
     return partial(Rule, area=area, severity=Severity.INFORMATION)
 
 
+def _lists(finding: str, signed: str = "once you have checked each") -> str:
+    """Return the command that shows what is in doubt, and only then how an operator signs for it."""
+    return f"manage.py rmq_parked checked {finding} lists them; {signed}, add --reason TEXT"
+
+
 @unique
 class Code(Enum):
     """What can be wrong, with its rule; the most harmful first, and errors before warnings."""
@@ -303,7 +308,7 @@ class Code(Enum):
             "%(held)s Whichever goes on does them again: make sure that it has ended. This stays until it is known to "
             "have ended, or until %(until)s."
         ),
-        fix="manage.py rmq_parked checked VANISHED_IN_HAND",
+        fix=_lists("VANISHED_IN_HAND", signed="once you know that each has ended"),
         page=ActingPage.CONSUMERS,
         runbook="a-consumer-is-stuck",
     )
@@ -318,7 +323,7 @@ class Code(Enum):
             "Two consumers have each handled it to the end: the first one lost its connection before it could say so. "
             "Undo what must not be done twice."
         ),
-        fix="manage.py rmq_parked checked DONE_TWICE",
+        fix=_lists("DONE_TWICE"),
         page=ActingPage.HANDLED_AGAIN,
         alerts_once=True,
     )
@@ -520,7 +525,7 @@ class Code(Enum):
             "its work again. Check whether that did harm. Of a handler with once=True the database changes "
             "happen once; what it calls outside may happen twice."
         ),
-        fix="manage.py rmq_parked checked HANDLED_TWICE --run %(subject)s",
+        fix=_lists("HANDLED_TWICE --run %(subject)s"),
         page=ActingPage.RUN,
     )
     HANDLED_ANYWAY = _warning(Area.PARKED)(
@@ -531,7 +536,7 @@ class Code(Enum):
             "count",
         ),
         why=_("Another copy was still in RabbitMQ. If a message was done by hand, too, it was done twice: check that."),
-        fix="manage.py rmq_parked checked HANDLED_ANYWAY",
+        fix=_lists("HANDLED_ANYWAY"),
         page=ActingPage.MESSAGE,
         alerts_once=True,
     )
@@ -546,7 +551,7 @@ class Code(Enum):
             "Each was first in the hands of a consumer that was killed or lost its connection before it could say "
             "what it had done. Check whether the work was done twice."
         ),
-        fix="manage.py rmq_parked checked PERHAPS_TWICE",
+        fix=_lists("PERHAPS_TWICE"),
         page=ActingPage.HANDLED_AGAIN,
         alerts_once=True,
     )
@@ -558,7 +563,7 @@ class Code(Enum):
             "count",
         ),
         why=PERHAPS_TWICE.why,
-        fix="manage.py rmq_parked checked RUN_PERHAPS_TWICE --run %(subject)s",
+        fix=_lists("RUN_PERHAPS_TWICE --run %(subject)s"),
         page=ActingPage.RUN,
     )
     RUN_PAUSED = _warning(Area.PARKED)(

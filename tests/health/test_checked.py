@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.database]
 STATUS, LIST = "/admin/rmq_retry/livestatus/", "/admin/rmq_retry/livestatus/handled_again/"
 AUDIT, MESSAGES = "/admin/rmq_retry/operatoraction/", "/admin/rmq_retry/parkedmessage/"
 CONSUMERS, RUNS = "/admin/rmq_retry/consumerprocess/", "/admin/rmq_retry/requeuerun/"
-COMMAND = r"manage\.py rmq_parked checked [A-Z_]+( --run 7)?"
+COMMAND = r"manage\.py (rmq_parked checked [A-Z_]+( --run 7)?) lists them; once you .+, add --reason TEXT"
 GONE = "Nothing was changed: this finding has ended, or somebody has checked it."
 AGAIN = f"{STATUS}checked/?code=PERHAPS_TWICE"
 
@@ -296,7 +296,8 @@ def test_a_process_that_was_heard_of_since_is_not_said_to_have_ended() -> None:
 def test_one_command_shows_what_is_in_doubt_says_how_to_end_it_and_asks() -> None:
     """It was two commands in a line, of which the second signed what nobody had seen."""
     [fix] = [one.fix for one in in_survey(survey(), Limits()) if one.code is Code.PERHAPS_TWICE]
-    shown = run(*fix.removeprefix("manage.py ").split())
+    shown = run(*str(re.sub(COMMAND, r"\1", fix)).split())
+    hint = next(line for line in run("rmq_status").out.splitlines() if "parked checked" in line)
     unsure = run("rmq_parked", "checked", "PERHAPS_TWICE", "--reason", "INC-7")
     kept = perhaps()
     listed = run("rmq_parked", "checked", "PERHAPS_TWICE", "--json").data["items"]
@@ -310,12 +311,13 @@ def test_one_command_shows_what_is_in_doubt_says_how_to_end_it_and_asks() -> Non
     assert "manage.py rmq_parked checked PERHAPS_TWICE --reason TEXT\n" in shown.err
     assert [(one["name"], one["record"]) for one in listed] == [("9f3c-2", None), ("9f3c-1", None)]
     assert "2 messages were perhaps handled twice" in unsure.err
+    assert hint.index("lists them") < hint.index("--reason TEXT")
     assert (shown.code, unsure.code, bool(kept)) == (0, 7, True)
     assert (done.code, nothing.code, perhaps()) == (0, 6, [])
     assert "There is no such finding." in nothing.err
 
 
-def test_each_of_these_findings_has_one_command_to_copy() -> None:
+def test_the_hint_of_each_of_these_findings_first_lists_and_then_says_how_to_sign() -> None:
     assert [one.name for one in CHECKABLE if not re.fullmatch(COMMAND, Problem(code=one, subject="7").fix)] == []
 
 

@@ -1190,7 +1190,7 @@ def test_a_run_that_handled_messages_twice_is_a_finding_until_a_day_after_its_en
     [found] = [one for one in needs(survey(), []) if one.code is Code.HANDLED_TWICE]
 
     assert found.text == f"Requeue run {lately.pk}: at least 3 messages were handled twice."
-    assert found.fix == f"manage.py rmq_parked checked HANDLED_TWICE --run {lately.pk}"
+    assert found.fix.startswith(f"manage.py rmq_parked checked HANDLED_TWICE --run {lately.pk} lists them; ")
     assert found.severity is Severity.WARNING
     assert found.why.endswith(f" This stays here until {minute(ago(hours=23) + timedelta(days=1))}.")
     RequeueRun.objects.filter(pk=lately.pk).update(state=RunState.RUNNING, finished_at=None)
