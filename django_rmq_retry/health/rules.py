@@ -131,6 +131,36 @@ def _lists(finding: str, signed: str = "once you have checked each") -> str:
 class Code(Enum):
     """What can be wrong, with its rule; the most harmful first, and errors before warnings."""
 
+    DONE_TWICE = _error(Area.PARKED)(
+        word=_("handled twice"),
+        text=ngettext_lazy(
+            "%(number)s message was handled twice, the last time %(span)s ago: %(names)s.",
+            "%(number)s messages were handled twice, the last one %(span)s ago: %(names)s.",
+            "count",
+        ),
+        why=_(
+            "Two consumers have each handled it to the end: the first one lost its connection before it could say so. "
+            "Undo what must not be done twice."
+        ),
+        fix=_lists("DONE_TWICE"),
+        page=ActingPage.HANDLED_AGAIN,
+        alerts_once=True,
+    )
+    VANISHED_IN_HAND = _error(Area.CONSUMERS)(
+        word=_("process has ended"),
+        text=ngettext_lazy(
+            "%(count)d consumer may be frozen with messages that others got since: %(ages)s.",
+            "%(count)d consumers may be frozen with messages that others got since: %(ages)s.",
+            "count",
+        ),
+        why=_(
+            "%(held)s Whichever goes on does them again: make sure that it has ended. This stays until it is known to "
+            "have ended, or until %(until)s."
+        ),
+        fix=_lists("VANISHED_IN_HAND", signed="once you know that each has ended"),
+        page=ActingPage.CONSUMERS,
+        runbook="a-consumer-is-stuck",
+    )
     BROKER_AWAY = _error(Area.BROKER)(
         text=_("The broker at %(address)s cannot be reached: %(reason)s."),
         why="No handler runs. Messages published inside a transaction wait in the outbox; others fail.",
@@ -181,31 +211,11 @@ class Code(Enum):
         why="They are neither in the admin nor in rmq_parked.",
         fix="The header rmq-retry-unrecorded has the reason; afterwards move them to %(parked)r.",
     )
-    RIGHT_LACKING = _error(Area.PERMISSIONS)(
-        text="The user %(subject)r lacks the %(right)s right on %(names)s.",
-        why="%(harm)s",
-        fix="rabbitmqctl set_permissions -p %(vhost)s %(quoted)s CONFIGURE WRITE READ, with a %(pattern)s pattern "
-        "that matches; list_user_permissions shows the present ones",
-    )
-    POLICY_HARMS = _error(Area.POLICIES)(
-        text="%(setter)s sets %(key)s to %(value)s on %(names)s.",
-        why="%(harm)s",
-        fix="Exclude these queues from its pattern: rabbitmqctl list_policies -p %(vhost)s (or list_operator_policies)",
-    )
-    SMALL_FRAMES = _error(Area.BROKER)(
-        text="The broker accepts frames of %(count)d bytes only.",
-        why="A message with larger headers could not be retried or parked, so rmq_consume exits with code 4.",
-        fix="Set frame_max = %(least)d in rabbitmq.conf.",
-    )
-    CARRIER_UNSUPPORTED = _error(Area.BROKER)(
-        text="%(subject)s: %(reason)s",
-        why="rmq_consume exits with code 4.",
-        fix="Change via=… of this handler, or upgrade RabbitMQ.",
-    )
-    BROKER_OLD = _error(Area.BROKER)(
-        text="%(subject)s is older than 3.10, the oldest supported version.",
-        why="It lacks at-least-once dead-lettering, so a restart of the broker can lose waiting retries.",
-        fix="Upgrade RabbitMQ.",
+    FULL = _error(Area.CONSUMERS)(
+        word=_("full"),
+        row=_("full: it rejects or drops messages"),
+        why=_("Publishers get errors, or messages are removed."),
+        fix="Start more consumers, or raise its max_length.",
     )
     DEFINITION_MISSING = _error(Area.TOPOLOGY)(
         line="the broker lacks %(subject)s: manage.py rmq_declare",
@@ -220,18 +230,6 @@ class Code(Enum):
         text=_("%(title)s is external (existing=True), and the broker lacks it."),
         why=_("Messages that should pass through it are returned or dropped."),
         fix="Ask its owner to create it, or remove existing=True and run manage.py rmq_declare",
-    )
-    DIFFERS = _error(Area.TOPOLOGY)(
-        line="%(subject)s: differs, %(reason)s",
-        text="%(title)s differs from the code: %(reason)s.",
-        why="The broker works by its own arguments: retries, parking or order may differ from the code.",
-        fix="%(repair)s",
-    )
-    NOT_DECLARABLE = _error(Area.TOPOLOGY)(
-        line="%(subject)s: %(reason)s",
-        text="%(title)s cannot be declared: %(sentence)s.",
-        why="rmq_declare leaves it out.",
-        fix="Correct its definition; manage.py rmq_declare --plan checks it again.",
     )
     MISSING = _error(Area.TOPOLOGY)(
         word=_("missing"),
@@ -250,12 +248,45 @@ class Code(Enum):
         known_as="MISSING",
         alerts_once=True,
     )
-    UNREADABLE = _error(Area.TOPOLOGY)(
-        word=_("unreadable"),
-        row="%(reason)s",
-        text=_("Queue %(subject)r cannot be read. %(reason)s"),
-        why=_("Its messages and consumers are not known."),
-        fix="Grant the project's user the right on it: rabbitmqctl set_permissions",
+    RIGHT_LACKING = _error(Area.PERMISSIONS)(
+        text="The user %(subject)r lacks the %(right)s right on %(names)s.",
+        why="%(harm)s",
+        fix="rabbitmqctl set_permissions -p %(vhost)s %(quoted)s CONFIGURE WRITE READ, with a %(pattern)s pattern "
+        "that matches; list_user_permissions shows the present ones",
+    )
+    POLICY_HARMS = _error(Area.POLICIES)(
+        text="%(setter)s sets %(key)s to %(value)s on %(names)s.",
+        why="%(harm)s",
+        fix="Exclude these queues from its pattern: rabbitmqctl list_policies -p %(vhost)s (or list_operator_policies)",
+    )
+    DIFFERS = _error(Area.TOPOLOGY)(
+        line="%(subject)s: differs, %(reason)s",
+        text="%(title)s differs from the code: %(reason)s.",
+        why="The broker works by its own arguments: retries, parking or order may differ from the code.",
+        fix="%(repair)s",
+    )
+    BROKER_OLD = _error(Area.BROKER)(
+        text="%(subject)s is older than 3.10, the oldest supported version.",
+        why="It lacks at-least-once dead-lettering, so a restart of the broker can lose waiting retries.",
+        fix="Upgrade RabbitMQ.",
+    )
+    TOO_EARLY = _error(Area.CONSUMERS)(
+        word=_("read too early"),
+        row=_("a consumer reads it, so retries arrive too early"),
+        why=_("Their back-off is lost, and attempts are used up."),
+        fix="Stop the program that consumes it: rabbitmqctl list_consumers -p %(vhost)s",
+    )
+    NO_OUTCOME = _error(Area.PARKED)(
+        text=ngettext_lazy(
+            "%(number)s message was requeued %(span)s ago and has no outcome.",
+            "%(number)s messages were requeued and have no outcome, the first for %(span)s.",
+            "count",
+        ),
+        why=_("Each was sent to its queue, and was neither handled nor parked again: it waits there, or it is lost."),
+        fix="manage.py rmq_parked list --state requeued; manage.py rmq_status shows the queues in which they may wait; "
+        "manage.py rmq_parked discard N closes those that are lost.",
+        page=ActingPage.REQUEUED,
+        runbook="requeued-messages-have-no-outcome",
     )
     CRASH_LOOP = _error(Area.CONSUMERS)(
         text=_("Consumers of %(queues)s die again and again: %(number)s since %(since)s, the last one %(span)s ago."),
@@ -285,66 +316,15 @@ class Code(Enum):
         runbook="",
     )
     ALL_UNREAD = replace(ALL_VANISHED, text=_("No consumer is running."), runbook="")
-    STUCK = _error(Area.CONSUMERS)(
-        text=ngettext_lazy(
-            "%(count)d consumer is stuck for %(span)s, with handlers beyond their deadline in all threads: %(names)s.",
-            "%(count)d consumers are stuck, the first for %(span)s, with handlers beyond their deadline in all "
-            "threads: %(names)s.",
-            "count",
-        ),
-        why=_("Such a process takes no other message."),
-        fix="manage.py rmq_status --consumers names the messages; end the process, and they are delivered again.",
-        page=ActingPage.CONSUMERS,
-        runbook="a-consumer-is-stuck",
+    SMALL_FRAMES = _error(Area.BROKER)(
+        text="The broker accepts frames of %(count)d bytes only.",
+        why="A message with larger headers could not be retried or parked, so rmq_consume exits with code 4.",
+        fix="Set frame_max = %(least)d in rabbitmq.conf.",
     )
-    VANISHED_IN_HAND = _error(Area.CONSUMERS)(
-        word=_("process has ended"),
-        text=ngettext_lazy(
-            "%(count)d consumer may be frozen with messages that others got since: %(ages)s.",
-            "%(count)d consumers may be frozen with messages that others got since: %(ages)s.",
-            "count",
-        ),
-        why=_(
-            "%(held)s Whichever goes on does them again: make sure that it has ended. This stays until it is known to "
-            "have ended, or until %(until)s."
-        ),
-        fix=_lists("VANISHED_IN_HAND", signed="once you know that each has ended"),
-        page=ActingPage.CONSUMERS,
-        runbook="a-consumer-is-stuck",
-    )
-    DONE_TWICE = _error(Area.PARKED)(
-        word=_("handled twice"),
-        text=ngettext_lazy(
-            "%(number)s message was handled twice, the last time %(span)s ago: %(names)s.",
-            "%(number)s messages were handled twice, the last one %(span)s ago: %(names)s.",
-            "count",
-        ),
-        why=_(
-            "Two consumers have each handled it to the end: the first one lost its connection before it could say so. "
-            "Undo what must not be done twice."
-        ),
-        fix=_lists("DONE_TWICE"),
-        page=ActingPage.HANDLED_AGAIN,
-        alerts_once=True,
-    )
-    PARKED_MANY = _error(Area.PARKED)(
-        line="%(messages)s parked, and %(many)d are too many",
-        text=_("%(messages)s parked%(cause)s."),
-        why="%(details)s",
-        fix="%(command)s",
-        page=ActingPage.GROUPS,
-        known_as="PARKED",
-        alerts_once=True,
-    )
-    HALTED_LONG = _error(Area.PARKED)(
-        line="%(subject)s: halted for %(seconds).0f s, longer than %(limit)g s: %(error)s",
-        text=_("Queue %(subject)r has been halted for %(span)s, attempt %(attempt)s: %(cause)s."),
-        why=_("It keeps its order: all later messages wait until its first message succeeds.%(waiting)s"),
-        fix="Correct the cause of the error; the queue resumes with the next attempt that succeeds. Its first message: "
-        "manage.py rmq_queue list",
-        page=ActingPage.QUEUES,
-        runbook="a-strict-order-queue-is-stuck",
-        known_as="HALTED",
+    CARRIER_UNSUPPORTED = _error(Area.BROKER)(
+        text="%(subject)s: %(reason)s",
+        why="rmq_consume exits with code 4.",
+        fix="Change via=… of this handler, or upgrade RabbitMQ.",
     )
     NO_CONSUMER = _error(Area.CONSUMERS)(
         word=_("no consumer"),
@@ -365,10 +345,49 @@ class Code(Enum):
         why=ALL_VANISHED.why,
         fix="Start manage.py rmq_consume",
     )
+    STUCK = _error(Area.CONSUMERS)(
+        text=ngettext_lazy(
+            "%(count)d consumer is stuck for %(span)s, with handlers beyond their deadline in all threads: %(names)s.",
+            "%(count)d consumers are stuck, the first for %(span)s, with handlers beyond their deadline in all "
+            "threads: %(names)s.",
+            "count",
+        ),
+        why=_("Such a process takes no other message."),
+        fix="manage.py rmq_status --consumers names the messages; end the process, and they are delivered again.",
+        page=ActingPage.CONSUMERS,
+        runbook="a-consumer-is-stuck",
+    )
     FEW_CONSUMERS = _error(Area.CONSUMERS)(
         row="%(count)d of at least %(least)d consumers",
         why="The limit was passed as --min-consumers.",
         fix="Start manage.py rmq_consume %(quoted)s",
+    )
+    PARKED_MANY = _error(Area.PARKED)(
+        line="%(messages)s parked, and %(many)d are too many",
+        text=_("%(messages)s parked%(cause)s."),
+        why="%(details)s",
+        fix="%(command)s",
+        page=ActingPage.GROUPS,
+        known_as="PARKED",
+        alerts_once=True,
+    )
+    HALTED_LONG = _error(Area.PARKED)(
+        line="%(subject)s: halted for %(seconds).0f s, longer than %(limit)g s: %(error)s",
+        text=_("Queue %(subject)r has been halted for %(span)s, attempt %(attempt)s: %(cause)s."),
+        why=_("It keeps its order: all later messages wait until its first message succeeds.%(waiting)s"),
+        fix="Correct the cause of the error; the queue resumes with the next attempt that succeeds. Its first message: "
+        "manage.py rmq_queue list",
+        page=ActingPage.QUEUES,
+        runbook="a-strict-order-queue-is-stuck",
+        known_as="HALTED",
+    )
+    BREAKER_OPEN = _error(Area.CONSUMERS)(
+        row="its breaker is open%(because)s",
+        text=_("The breaker of queue %(subject)r has been open for %(span)s%(cause)s."),
+        why=_("A service that the handler needs is down, so the queue is paused.%(waiting)s %(probe)s"),
+        fix="Restore the service; the queue resumes by itself, or at once with manage.py rmq_queue resume %(quoted)s",
+        page=ActingPage.QUEUES,
+        runbook="a-queue-is-paused-or-its-breaker-is-open",
     )
     RETRIES_OVERDUE = _error(Area.CONSUMERS)(
         text=ngettext_lazy(
@@ -387,63 +406,10 @@ class Code(Enum):
         line="the oldest parked message has waited %(seconds).0f s, longer than %(limit)g s",
         why=_("%(details)s A parked message waits for an operator, and the limit is %(most)s."),
     )
-    BREAKER_OPEN = _error(Area.CONSUMERS)(
-        row="its breaker is open%(because)s",
-        text=_("The breaker of queue %(subject)r has been open for %(span)s%(cause)s."),
-        why=_("A service that the handler needs is down, so the queue is paused.%(waiting)s %(probe)s"),
-        fix="Restore the service; the queue resumes by itself, or at once with manage.py rmq_queue resume %(quoted)s",
-        page=ActingPage.QUEUES,
-        runbook="a-queue-is-paused-or-its-breaker-is-open",
-    )
-    FULL = _error(Area.CONSUMERS)(
-        word=_("full"),
-        row=_("full: it rejects or drops messages"),
-        why=_("Publishers get errors, or messages are removed."),
-        fix="Start more consumers, or raise its max_length.",
-    )
-    DEAD_LETTERS = _error(Area.CONSUMERS)(
-        word=_("dead letters"),
-        row=ngettext_lazy(
-            "%(count)d dead letter waits: its target queue is full or missing",
-            "%(count)d dead letters wait: their target queue is full or missing",
-            "count",
-        ),
-        why=_("They are delivered once the target accepts them."),
-        fix="manage.py rmq_declare, or empty the target.",
-    )
-    TOO_EARLY = _error(Area.CONSUMERS)(
-        word=_("read too early"),
-        row=_("a consumer reads it, so retries arrive too early"),
-        why=_("Their back-off is lost, and attempts are used up."),
-        fix="Stop the program that consumes it: rabbitmqctl list_consumers -p %(vhost)s",
-    )
-    MOVE_LEFT = _error(Area.TOPOLOGY)(
-        text="A move of the messages of %(subject)r was interrupted, and %(aside)r holds them.",
-        why=_("No handler gets them."),
-        fix="manage.py rmq_declare --recreate %(quoted)s",
-    )
-    INTERRUPTED = _error(Area.TOPOLOGY)(
-        word=_("move interrupted"),
-        row=ngettext_lazy(
-            "a move of its messages was interrupted, %(count)d message waits: %(command)s",
-            "a move of its messages was interrupted, %(count)d messages wait: %(command)s",
-            "count",
-        ),
-        why=_("No handler gets them."),
-        fix="%(command)s",
-    )
-    ABANDONED = _error(Area.TOPOLOGY)(
-        word=_("abandoned"),
-        row=ngettext_lazy(
-            "abandoned, %(count)d message, no consumer: %(command)s",
-            "abandoned, %(count)d messages, no consumer: %(command)s",
-            "count",
-        ),
-        text=_("No handler reads queue %(subject)r any more, which has %(messages)s."),
-        why=_("It was renamed or its handler was removed, and it has no consumer."),
-        fix="%(command)s",
-        page=ActingPage.QUEUES,
-        runbook="a-queue-was-renamed",
+    TOO_MANY_PARKED = _error(Area.PARKED)(
+        line="%(messages)s parked, more than %(limit)d",
+        why="The limit was passed as --max-parked.",
+        fix="manage.py rmq_parked groups",
     )
     OUTBOX_FAILED = _error(Area.DATABASE)(
         line="%(messages)s in the outbox failed: manage.py rmq_relay list --failed",
@@ -479,12 +445,43 @@ class Code(Enum):
         "manage.py rmq_relay list",
         known_as="OUTBOX_NOT_TAKEN",
     )
-    CLOCKS_WRONG = _error(Area.CLOCKS)(
-        line="clocks: %(difference)s Synchronize both by NTP.",
-        text="%(difference)s",
-        why=_("Pauses, holds and leases last by the database's clock; above 5 min, nothing is deleted by age."),
-        fix="Synchronize both by NTP: timedatectl status",
-        known_as="CLOCKS_APART",
+    MOVE_LEFT = _error(Area.TOPOLOGY)(
+        text="A move of the messages of %(subject)r was interrupted, and %(aside)r holds them.",
+        why=_("No handler gets them."),
+        fix="manage.py rmq_declare --recreate %(quoted)s",
+    )
+    INTERRUPTED = _error(Area.TOPOLOGY)(
+        word=_("move interrupted"),
+        row=ngettext_lazy(
+            "a move of its messages was interrupted, %(count)d message waits: %(command)s",
+            "a move of its messages was interrupted, %(count)d messages wait: %(command)s",
+            "count",
+        ),
+        why=_("No handler gets them."),
+        fix="%(command)s",
+    )
+    ABANDONED = _error(Area.TOPOLOGY)(
+        word=_("abandoned"),
+        row=ngettext_lazy(
+            "abandoned, %(count)d message, no consumer: %(command)s",
+            "abandoned, %(count)d messages, no consumer: %(command)s",
+            "count",
+        ),
+        text=_("No handler reads queue %(subject)r any more, which has %(messages)s."),
+        why=_("It was renamed or its handler was removed, and it has no consumer."),
+        fix="%(command)s",
+        page=ActingPage.QUEUES,
+        runbook="a-queue-was-renamed",
+    )
+    DEAD_LETTERS = _error(Area.CONSUMERS)(
+        word=_("dead letters"),
+        row=ngettext_lazy(
+            "%(count)d dead letter waits: its target queue is full or missing",
+            "%(count)d dead letters wait: their target queue is full or missing",
+            "count",
+        ),
+        why=_("They are delivered once the target accepts them."),
+        fix="manage.py rmq_declare, or empty the target.",
     )
     BLOCKED_FULL = _error(Area.PARKED)(
         line="%(count)d messages wait %(where)s, which reaches the limit %(setting)s",
@@ -496,22 +493,25 @@ class Code(Enum):
         known_as="BLOCKED_NEAR",
         alerts_once=True,
     )
-    NO_OUTCOME = _error(Area.PARKED)(
-        text=ngettext_lazy(
-            "%(number)s message was requeued %(span)s ago and has no outcome.",
-            "%(number)s messages were requeued and have no outcome, the first for %(span)s.",
-            "count",
-        ),
-        why=_("Each was sent to its queue, and was neither handled nor parked again: it waits there, or it is lost."),
-        fix="manage.py rmq_parked list --state requeued; manage.py rmq_status shows the queues in which they may wait; "
-        "manage.py rmq_parked discard N closes those that are lost.",
-        page=ActingPage.REQUEUED,
-        runbook="requeued-messages-have-no-outcome",
+    NOT_DECLARABLE = _error(Area.TOPOLOGY)(
+        line="%(subject)s: %(reason)s",
+        text="%(title)s cannot be declared: %(sentence)s.",
+        why="rmq_declare leaves it out.",
+        fix="Correct its definition; manage.py rmq_declare --plan checks it again.",
     )
-    TOO_MANY_PARKED = _error(Area.PARKED)(
-        line="%(messages)s parked, more than %(limit)d",
-        why="The limit was passed as --max-parked.",
-        fix="manage.py rmq_parked groups",
+    UNREADABLE = _error(Area.TOPOLOGY)(
+        word=_("unreadable"),
+        row="%(reason)s",
+        text=_("Queue %(subject)r cannot be read. %(reason)s"),
+        why=_("Its messages and consumers are not known."),
+        fix="Grant the project's user the right on it: rabbitmqctl set_permissions",
+    )
+    CLOCKS_WRONG = _error(Area.CLOCKS)(
+        line="clocks: %(difference)s Synchronize both by NTP.",
+        text="%(difference)s",
+        why=_("Pauses, holds and leases last by the database's clock; above 5 min, nothing is deleted by age."),
+        fix="Synchronize both by NTP: timedatectl status",
+        known_as="CLOCKS_APART",
     )
     HANDLED_TWICE = _warning(Area.PARKED)(
         word=_("handled twice"),
@@ -566,24 +566,14 @@ class Code(Enum):
         fix=_lists("RUN_PERHAPS_TWICE --run %(subject)s"),
         page=ActingPage.RUN,
     )
-    RUN_PAUSED = _warning(Area.PARKED)(
-        text=_("Requeue run %(subject)s paused itself%(explanation)s."),
-        why=_("%(messages)s not sent yet."),
-        fix="%(command)s --resume, or %(command)s --stop",
-        page=ActingPage.RUN,
-    )
-    PARKED = replace(
-        PARKED_LONG, severity=Severity.WARNING, line="", why=_("%(details)s A parked message waits for an operator.")
-    )
-    ALL_DISCONNECTED_IDLE = replace(ALL_DISCONNECTED, severity=Severity.WARNING)
-    ALL_IDLE = replace(ALL_UNREAD, severity=Severity.WARNING)
-    HALTED = replace(HALTED_LONG, severity=Severity.WARNING, line="")
     NOT_RECORDED = _warning(Area.CONSUMERS)(
         text=_("No consumer records the %(messages)s in the parked queue %(subject)r."),
         why=_("They are neither in the admin nor in rmq_parked, so they cannot be requeued."),
         fix="Start manage.py rmq_consume, or manage.py rmq_consume --park-only",
         page=ActingPage.CONSUMERS,
     )
+    ALL_DISCONNECTED_IDLE = replace(ALL_DISCONNECTED, severity=Severity.WARNING)
+    ALL_IDLE = replace(ALL_UNREAD, severity=Severity.WARNING)
     VANISHED = _warning(Area.CONSUMERS)(
         text=ngettext_lazy(
             "%(count)d consumer without a heartbeat for 30 s: %(ages)s.",
@@ -628,6 +618,33 @@ class Code(Enum):
         fix="Their logs name the reason: event=disconnected.",
         page=ActingPage.CONSUMERS,
     )
+    HELD = _warning(Area.CONSUMERS)(
+        word=_("no consumer"),
+        row=_("no consumer reads this queue"),
+        line="Queue %(subject)r has no consumer, but %(unacked)s",
+        text=_("Queue %(subject)r has no consumer, but %(unacked)s."),
+        why=_("A connection holds them; they return to the queue when it ends."),
+        fix="rabbitmqctl list_channels -p %(vhost)s name connection messages_unacknowledged",
+        page=ActingPage.CONSUMERS,
+    )
+    UNREAD = _warning(Area.CONSUMERS)(
+        word=_("no consumer"),
+        row=_("no consumer reads this queue"),
+        text=_("Queue %(subject)r: no consumer reads this queue, and no handler of this project is for it."),
+        why=_("It has %(messages)s ready."),
+        fix="Start the program that reads it, or remove it from RMQ_RETRY['TOPOLOGY'] if none does.",
+        page=ActingPage.QUEUES,
+    )
+    RUN_PAUSED = _warning(Area.PARKED)(
+        text=_("Requeue run %(subject)s paused itself%(explanation)s."),
+        why=_("%(messages)s not sent yet."),
+        fix="%(command)s --resume, or %(command)s --stop",
+        page=ActingPage.RUN,
+    )
+    PARKED = replace(
+        PARKED_LONG, severity=Severity.WARNING, line="", why=_("%(details)s A parked message waits for an operator.")
+    )
+    HALTED = replace(HALTED_LONG, severity=Severity.WARNING, line="")
     GROWS = _warning(Area.PARKED)(
         text="Error group %(subject)s grows: %(messages)s since %(time)s (%(group)s).",
         why="As long as its cause persists, requeued messages fail again.",
@@ -638,19 +655,19 @@ class Code(Enum):
         why="As long as the cause of each persists, its requeued messages fail again.",
         fix="manage.py rmq_parked groups",
     )
-    OUTBOX_WAITS = _warning(Area.DATABASE)(
-        text=ngettext_lazy("%(messages)s waits in the outbox.", "%(messages)s wait in the outbox.", "count"),
-        why=_("They are sent once the broker is back."),
-        fix="manage.py rmq_relay list",
-        page=ActingPage.OUTBOX,
-        runbook="the-outbox-grows",
-    )
     OUTBOX_NOT_TAKEN = replace(
         OUTBOX_REFUSED,
         severity=Severity.WARNING,
         line="",
         text=_("The broker has refused %(messages)s of the outbox."),
         known_as="",
+    )
+    OUTBOX_WAITS = _warning(Area.DATABASE)(
+        text=ngettext_lazy("%(messages)s waits in the outbox.", "%(messages)s wait in the outbox.", "count"),
+        why=_("They are sent once the broker is back."),
+        fix="manage.py rmq_relay list",
+        page=ActingPage.OUTBOX,
+        runbook="the-outbox-grows",
     )
     RUN_HELD = replace(RUN_PAUSED, text=_("Requeue run %(subject)s has been paused for %(span)s%(explanation)s."))
     RUN_WAITS = _warning(Area.PARKED)(
@@ -674,6 +691,12 @@ class Code(Enum):
         known_as="PAUSED",
     )
     PAUSED = replace(PAUSED_LONG, why="%(ends)s")
+    BLOCKED_NEAR = replace(BLOCKED_FULL, severity=Severity.WARNING, line="")
+    BACKLOG = _warning(Area.CONSUMERS)(
+        text="%(messages)s wait in %(subject)r for %(consumers)s%(rate)s.",
+        why="Handlers are slower than publishers, or wait for a slow service.",
+        fix="Start manage.py rmq_consume %(quoted)s on another machine too, unless the queue keeps an order.",
+    )
     APPROVAL_WAITS = _warning(Area.PARKED)(
         text=ngettext_lazy(
             "%(count)d request has waited for a second person for %(span)s.",
@@ -683,12 +706,6 @@ class Code(Enum):
         why=_("Nothing of it is done until somebody else approves it, and it expires."),
         fix="manage.py rmq_parked approvals",
         page=ActingPage.REQUESTS,
-    )
-    BLOCKED_NEAR = replace(BLOCKED_FULL, severity=Severity.WARNING, line="")
-    BACKLOG = _warning(Area.CONSUMERS)(
-        text="%(messages)s wait in %(subject)r for %(consumers)s%(rate)s.",
-        why="Handlers are slower than publishers, or wait for a slow service.",
-        fix="Start manage.py rmq_consume %(quoted)s on another machine too, unless the queue keeps an order.",
     )
     IDLE = _warning(Area.CONSUMERS)(
         word=_("no consumer"),
@@ -700,11 +717,6 @@ class Code(Enum):
         known_as="IDLE",
         alerts_once=True,
     )
-    PERHAPS_STOPPED = replace(
-        IDLE,
-        why=_("It may be paused, or its breaker open: only the database knows, and it does not answer."),
-        fix="Repair the database first, then manage.py rmq_status shows whether consumers are missing.",
-    )
     SEVERAL_IDLE = replace(
         IDLE,
         word="",
@@ -713,28 +725,24 @@ class Code(Enum):
         why=_("The next messages to them will wait."),
         fix="Start manage.py rmq_consume",
     )
-    HELD = _warning(Area.CONSUMERS)(
-        word=_("no consumer"),
-        row=_("no consumer reads this queue"),
-        line="Queue %(subject)r has no consumer, but %(unacked)s",
-        text=_("Queue %(subject)r has no consumer, but %(unacked)s."),
-        why=_("A connection holds them; they return to the queue when it ends."),
-        fix="rabbitmqctl list_channels -p %(vhost)s name connection messages_unacknowledged",
-        page=ActingPage.CONSUMERS,
-    )
-    UNREAD = _warning(Area.CONSUMERS)(
-        word=_("no consumer"),
-        row=_("no consumer reads this queue"),
-        text=_("Queue %(subject)r: no consumer reads this queue, and no handler of this project is for it."),
-        why=_("It has %(messages)s ready."),
-        fix="Start the program that reads it, or remove it from RMQ_RETRY['TOPOLOGY'] if none does.",
-        page=ActingPage.QUEUES,
+    PERHAPS_STOPPED = replace(
+        IDLE,
+        why=_("It may be paused, or its breaker open: only the database knows, and it does not answer."),
+        fix="Repair the database first, then manage.py rmq_status shows whether consumers are missing.",
     )
     VERSIONS = _warning(Area.CONSUMERS)(
         text=_("Consumers run %(count)d versions of %(what)s: %(names)s."),
         why=_("After a deployment, a process that was not restarted handles messages with the old code."),
         fix="Restart the consumers of the old version.",
         page=ActingPage.CONSUMERS,
+    )
+    MANY_DEAD_LETTER_PROCESSES = _warning(Area.TOPOLOGY)(
+        text="%(count)d quorum queues %(whose)s dead-letter at least once.",
+        why="The broker restarts a process for each when it is updated. It gives up after too many at once, and "
+        "then the retries in some of these queues wait until an operator acts (rabbitmq-server#16652).",
+        fix="Give handlers fewer different waits, or %(upgrade)suse via=Native(…), which needs one queue each. "
+        "After an update check that each waiting queue in rmq_status empties; if not, see the runbook.",
+        runbook="retries-do-not-return-after-an-update-of-rabbitmq",
     )
     CLOCKS_APART = replace(CLOCKS_WRONG, severity=Severity.WARNING)
     BROKER_SLOW = _warning(Area.BROKER)(
@@ -751,14 +759,6 @@ class Code(Enum):
         text="Not looked at: %(reason)s.",
         why="Policies, bindings, rights and unacked messages are not visible.",
         fix=f"Correct {API}, or give its user the tag management.",
-    )
-    MANY_DEAD_LETTER_PROCESSES = _warning(Area.TOPOLOGY)(
-        text="%(count)d quorum queues %(whose)s dead-letter at least once.",
-        why="The broker restarts a process for each when it is updated. It gives up after too many at once, and "
-        "then the retries in some of these queues wait until an operator acts (rabbitmq-server#16652).",
-        fix="Give handlers fewer different waits, or %(upgrade)suse via=Native(…), which needs one queue each. "
-        "After an update check that each waiting queue in rmq_status empties; if not, see the runbook.",
-        runbook="retries-do-not-return-after-an-update-of-rabbitmq",
     )
     RETURNING = _information(Area.TOPOLOGY)(
         word=_("abandoned"),
