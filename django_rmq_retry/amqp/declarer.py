@@ -1,6 +1,6 @@
 """Declares a topology: creates missing queues, exchanges and bindings, reports differences, changes no existing one."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from pika.exceptions import AMQPError
@@ -152,7 +152,11 @@ class Declarer:
         named = [self._look(declaration) for declaration in declarations]
         states = {(item.kind, item.name): item.state for item in named}
         rows = self.inspector.bindings() if self.inspector and topology.bindings else None
-        bindings = [_bound(binding, states, rows, foreign=topology.foreign(binding)) for binding in topology.bindings]
+        fanouts = {name for name, exchange in topology.exchanges.items() if exchange.type == "fanout"}
+        bindings = [
+            _bound(binding, _standing(binding, states, rows, fanouts), foreign=topology.foreign(binding))
+            for binding in topology.bindings
+        ]
         left = [item for queue in topology.queues for item in self._interrupted_move(queue)]
         return Plan(server=self.session.server, items=(*named, *bindings, *left))
 
@@ -260,10 +264,7 @@ def _refused(item: Item, error: Refusal | AMQPError) -> Item:
     return replace(item, state=PlanState.REFUSED, problem=problem, forbidden=forbidden)
 
 
-def _bound(
-    binding: BindingDeclaration, states: Mapping[tuple[str, str], PlanState], rows: list[Row] | None, *, foreign: bool
-) -> Item:
-    state = _standing(binding, states, rows)
+def _bound(binding: BindingDeclaration, state: PlanState, *, foreign: bool) -> Item:
     if not foreign or state is not PlanState.CREATE:
         return Item(declaration=binding, state=state, foreign=foreign)
     problem = "Both ends belong to others (existing=True), and they have not bound them."
@@ -271,19 +272,26 @@ def _bound(
 
 
 def _standing(
-    binding: BindingDeclaration, states: Mapping[tuple[str, str], PlanState], rows: list[Row] | None
+    binding: BindingDeclaration,
+    states: Mapping[tuple[str, str], PlanState],
+    rows: list[Row] | None,
+    fanouts: Collection[str],
 ) -> PlanState:
     ends = (("exchange", binding.source), ("exchange" if binding.to_exchange else "queue", binding.destination))
     if any(states.get(end) is PlanState.CREATE for end in ends):
         return PlanState.CREATE
     if rows is None:
         return PlanState.UNSEEN
-    return PlanState.SAME if any(_is_row(binding, row) for row in rows) else PlanState.CREATE
+    return PlanState.SAME if any(_is_row(binding, row, fanouts) for row in rows) else PlanState.CREATE
 
 
-def _is_row(binding: BindingDeclaration, row: Row) -> bool:
+def _is_row(binding: BindingDeclaration, row: Row, fanouts: Collection[str]) -> bool:
+    """True if the row is this binding; a fanout exchange looks at no key and no argument."""
     return (
-        (row["source"], row["destination"], row["routing_key"]) == (binding.source, binding.destination, binding.key)
+        (row["source"], row["destination"]) == (binding.source, binding.destination)
         and (row["destination_type"] == "exchange") is binding.to_exchange
-        and row["arguments"] == dict(binding.arguments)
+        and (
+            binding.source in fanouts
+            or (row["routing_key"], row["arguments"]) == (binding.key, dict(binding.arguments))
+        )
     )

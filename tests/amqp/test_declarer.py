@@ -52,6 +52,19 @@ def test_bindings_are_seen_through_the_management_api_only(declarer: Declarer, s
     assert seeing.plan(ORDERS).fulfilled
 
 
+def test_a_fanout_exchange_of_others_is_bound_whatever_the_key(seeing: Declarer, amqp: BlockingChannel) -> None:
+    amqp.exchange_declare("retry", "fanout", durable=True)
+    amqp.queue_declare("waiting", durable=True)
+    theirs = Exchange("retry", "fanout", existing=True)
+    wanted = topology_of(extra=[Queue("waiting", existing=True, type="classic", bindings=[theirs.bind()])])
+    assert states(seeing.plan(wanted))["retry → waiting"] is PlanState.MISSING
+
+    # pika takes the queue's name if no key is given.
+    amqp.queue_bind("waiting", "retry")
+
+    assert seeing.plan(wanted).fulfilled
+
+
 def test_every_differing_argument_is_reported_and_nothing_is_changed(declarer: Declarer, vhost: Vhost) -> None:
     had: dict[str, object] = {
         "x-queue-type": "quorum",
