@@ -86,6 +86,15 @@ class Bank(Shop):
         done = subprocess.run(words, env=self.environment(), capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
 
+    def celery(self, shown: str) -> str:
+        """Run what the page shows, a script or a command, and return its output."""
+        script = shown.replace("celery -A bank", f"{sys.executable} -m celery -A payments.bank")
+        done = subprocess.run(
+            ["sh", "-c", script], env=self.environment(), capture_output=True, text=True, timeout=120, check=False
+        )
+        assert not done.stderr, done.stderr
+        return done.stdout
+
     @contextmanager
     def worker(self, **others: str) -> Iterator[None]:
         """A Celery worker; it is stopped as an operator would stop it."""
@@ -131,6 +140,26 @@ def test_worker_and_consumer_run_side_by_side(bank: Bank) -> None:
         assert consumer.code() == 0
 
     assert sorted(bank.noted()) == ["charge 1", "charge 2"]
+
+
+def test_two_looks_find_the_last_call_of_a_task_in_a_shared_queue(bank: Bank) -> None:
+    look, nothing = example("celery -A bank inspect"), example("celery.accumulate --queue").removeprefix("$ ")
+    counted = '"payments.tasks.charge": '
+    with bank.worker():
+        bank.celery_sends("report.delay(); charge.delay(7); report.delay()")
+        wait_until(bank.noted)
+        first = bank.celery(look)
+        sent = bank.celery(nothing).strip()
+        wait_until(lambda: f"Task celery.accumulate[{sent}] succeeded" in bank.log.read_text())
+        second = bank.celery(look)
+        bank.celery_sends("report.delay(); charge.apply_async((8,), countdown=3600)")
+        wait_until(lambda: bank.log.read_text().count("Task payments.tasks.charge") == 3)
+        third = bank.celery(look)
+
+    for seen in (first, second, third):
+        assert (seen.count(f"{counted}1"), seen.count("1 node online")) == (2, 5), seen
+    assert ["celery.accumulate" in seen for seen in (first, second, third)] == [False, True, True]
+    assert ["'args'" in seen for seen in (first, second, third)] == [False, False, True]
 
 
 def test_a_celery_bridge_passes_each_call_by_name_to_the_handler(bank: Bank) -> None:
