@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,45 @@ def test_a_dead_letter_loop_is_migrated_with_the_messages_in_its_queues(orders: 
     assert sorted(orders.noted()) == ["invoice 1", "invoice 2", "invoice 2", "invoice 2", "invoice 3", "invoice 4"]
     assert parked() == {"order-2": ("retries_exhausted", 4), "order-3": ("foreign", 0)}
     assert [ready(amqp, f"orders.invoice{end}") for end in ("", ".retry", ".failed")] == [0, 0, 0]
+
+
+def test_the_old_consumer_and_the_worker_may_read_the_loop_together(orders: Orders, amqp: BlockingChannel) -> None:
+    """The page "Take over an existing topology" says so: both count the rejections of the queue."""
+    ran: list[int] = []
+
+    def work(channel: BlockingChannel, method: Any, properties: Any, body: bytes) -> None:
+        order = json.loads(body)["order"]
+        ran.append(order)
+        deaths = (properties.headers or {}).get("x-death", [])
+        if order not in {2, 5, 6}:
+            channel.basic_ack(method.delivery_tag)
+        elif sum(death["count"] for death in deaths if death["queue"] == "orders.invoice") < 3:
+            channel.basic_reject(method.delivery_tag, requeue=False)
+        else:
+            channel.basic_publish("", "orders.invoice.failed", body, properties)
+            channel.basic_ack(method.delivery_tag)
+
+    def all_parked() -> bool:
+        amqp.connection.process_data_events(0)
+        return len(parked()) == 3
+
+    declare_by_hand(amqp)
+    orders.written(changed(steps()[0], "after=30", "after=1"))
+    orders.declared()
+    with orders.running("rmq_consume", "orders.invoice") as consumer:
+        place(amqp, 1)
+        wait_until(orders.noted)
+        amqp.basic_consume("orders.invoice", work)
+        for order in range(2, 9):
+            place(amqp, order)
+        wait_until(all_parked, timeout=30)
+        consumer.signal()
+        assert consumer.code() == 0
+
+    noted = [int(line.removeprefix("invoice ")) for line in orders.noted()]
+    assert ran
+    assert noted
+    assert Counter(ran + noted) == dict.fromkeys((1, 3, 4, 7, 8), 1) | dict.fromkeys((2, 5, 6), 4)
 
 
 def test_after_the_migration_the_last_retry_of_the_loop_is_handled(orders: Orders, amqp: BlockingChannel) -> None:
