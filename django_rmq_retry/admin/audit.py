@@ -174,15 +174,20 @@ class OperatorActionAdmin(Pages):
         """Return the action's object, as a link if it has a page; its name stays readable after it is deleted."""
         if action.message is not None:
             return self._link("parkedmessage", action.message, one_short_line(action.subject) or f"#{action.message}")
-        if action.run is not None:
-            return self._run(action.run)
+        place, by_hand = self._place(action), one_short_line(action.subject) if _by_hand(action) else ""
+        if place and by_hand:
+            return format_html("{} · {}", place, by_hand)
         number, count = _list_of(action)
-        if number:
+        if number and action.run is None:
             # The group is that of the messages that were found: it says nothing of what was meant.
             return _list_in_words(count, unmatched)
-        if action.group is not None:
-            return self._link("errorgroup", action.group, self._cause(action))
-        return one_short_line(action.subject) or NOTHING
+        return place or one_short_line(action.subject) or NOTHING
+
+    def _place(self, action: OperatorAction) -> SafeString | str:
+        """Return the run or the error group of an action as a link; empty if it has none."""
+        if action.run is not None:
+            return self._run(action.run)
+        return "" if action.group is None else self._link("errorgroup", action.group, self._cause(action))
 
     def _run(self, number: int) -> SafeString:
         return self._link("requeuerun", number, _("Requeue run %(number)s") % {"number": number})
@@ -239,7 +244,7 @@ class OperatorActionAdmin(Pages):
             return self.refused(request, refusal(request, "view_all_audit") or _("There is no such action."))
         number, _count = _list_of(action)
         unmatched = unmatched_when_stored([number]).get(number, []) if number and not _hides_keys(request) else []
-        ranges = str(action.details.get(MESSAGES, ""))
+        ranges = str(action.details.get(MESSAGES, "")) or " ".join(_by_hand(action))
         # A row of other software may hold anything.
         records = self._records(ranges) if RANGES.fullmatch(ranges) else ""
         version = action.details.get("version") if action.action == Action.EDIT and action.message is not None else None
@@ -326,6 +331,13 @@ def _list_of(action: OperatorAction) -> tuple[int, int]:
     listed = _inside(action.details, "selection", "filter", LISTED)
     number, count = listed.get("list"), listed.get("count")
     return (number, count) if isinstance(number, int) and isinstance(count, int) else (0, 0)
+
+
+def _by_hand(action: OperatorAction) -> Mapping[str, Any]:
+    """Return the messages of an action that were chosen one by one, if it names all of them."""
+    chosen = _inside(action.details, "selection")
+    ids = _inside(chosen, "ids")
+    return ids if len(ids) == chosen.get("count") else {}
 
 
 def _list_in_words(count: int, unmatched: int) -> str:

@@ -122,7 +122,7 @@ def _note(change: Change, selection: Selection, actor: Actor, rows: Sequence[Par
         reason=change.reason,
         messages=[row.pk for row in rows],
         group=groups.pop() if len(groups) == 1 else None,
-        subject=str(rows[0]) if len(rows) == 1 else selection.description,
+        subject=str(rows[0]) if len(rows) == 1 else selection.subject,
         count=len(rows),
         facts={**change.facts, "selection": selection.facts()},
     )

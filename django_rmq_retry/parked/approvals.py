@@ -167,7 +167,7 @@ def _named(request: ApprovalRequest) -> list[int]:
 def _log(
     request: ApprovalRequest, actor: Actor, action: Action, *, named: list[int], reason: str, **facts: object
 ) -> OperatorAction:
-    selection = selection_of(request)
+    selection, chooses = selection_of(request), request.act in (GatedAct.DISCARD, GatedAct.REQUEUE)
     return log_action(
         actor,
         action,
@@ -175,7 +175,7 @@ def _log(
         messages=named if len(named) <= MOST_LOGGED else (),
         group=selection.group,
         run=request.run,
-        subject=request.subject,
+        subject=selection.subject if chooses and selection.revisions else request.subject,
         count=request.count,
         facts={"request": request.pk, "act": str(request.act), **facts},
     )

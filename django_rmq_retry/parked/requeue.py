@@ -112,7 +112,7 @@ def _insert_run(run: RequeueRun, selection: Selection, terms: RequeueTerms, acto
         # Of a filter that the run's driver lists later, nothing is left out yet.
         count=run.total - run.skipped,
         message=one.message_id if one is not None else None,
-        subject=str(one.message) if one is not None else run.description,
+        subject=str(one.message) if one is not None else selection.subject,
         group=selection.group,
         facts=facts,
     )

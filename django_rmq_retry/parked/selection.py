@@ -1,6 +1,6 @@
 """Selections of parked messages: by number, filter or page."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -70,6 +70,8 @@ MOST_IDS = 200
 PAGE_MESSAGES = 500
 MOST_DESCRIBED = 10
 """The most records that a description names."""
+DESCRIBED_BYTES = 200
+"""The most bytes of their keys, so that no column cuts one: an erasure would not find it."""
 
 
 def queues_with_records() -> set[str]:
@@ -539,10 +541,22 @@ class Selection:
 
     @property
     def description(self) -> str:
-        """A short text for the audit log, with the causes of error groups. That the messages are parked is not said."""
-        more = ["…"] if len(self.revisions) > MOST_DESCRIBED else []
-        numbers = [*(f"#{pk}" for pk in sorted(self.revisions)[:MOST_DESCRIBED]), *more]
-        some = [", ".join(numbers)] if self.named else []
+        """A short text with the causes of error groups. That the messages are parked is not said."""
+        return self._naming([f"#{pk}" for pk in sorted(self.revisions)[:MOST_DESCRIBED]])
+
+    @property
+    def subject(self) -> str:
+        """The same for the audit log, which names messages by their keys. Who sees a run may not see its messages."""
+        numbers = sorted(self.revisions)[:MOST_DESCRIBED]
+        known = _records().only("business_key", "message_id").in_bulk(numbers) if numbers else {}
+        names = [str(known.get(number, f"#{number}")) for number in numbers]
+        while len(names) > 1 and len(", ".join(names).encode()) > DESCRIBED_BYTES:
+            names.pop()
+        return self._naming(names)
+
+    def _naming(self, names: Sequence[str]) -> str:
+        more = ["…"] if len(names) < len(self.revisions) else []
+        some = [", ".join([*names, *more])] if self.named else []
         return " · ".join([*some, *(_described(name, value) for name, value in worth_saying(self.filter).items())])
 
 

@@ -76,7 +76,7 @@ def export(
     mark_kept(selection.filter)
     facts = {"form": form, "payload": payload.value, "selection": selection.facts()}
     alone = rows.select_related(None).defer("body", "properties").first() if count == 1 else None
-    subject = str(alone) if alone else selection.description
+    subject = str(alone) if alone else selection.subject
     numbers, after = rows.order_by("pk").values_list("pk", flat=True), 0
     while some := list(numbers.filter(pk__gt=after)[:LOGGED_AT_ONCE]):
         log_action(actor, Action.EXPORT, reason=reason, messages=some, subject=subject, count=len(some), facts=facts)

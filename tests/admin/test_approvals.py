@@ -625,6 +625,7 @@ def test_a_request_for_one_message_names_its_key_and_its_queue(ann: User, bob: U
     assert ("PAY-1" in unseen, f"#{one.pk}" in unseen) == (False, True)
     assert f"Subject PAY-1 #{one.pk} · {QUEUE}" in shown.text
     assert shown.links["PAY-1"] == f"{ADMIN}parkedmessage/{one.pk}/change/"
+    assert OperatorAction.objects.get().subject == "PAY-1"
 
 
 @pytest.mark.parametrize("end", ["Reject", "expire", "edit again"])

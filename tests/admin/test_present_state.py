@@ -718,6 +718,20 @@ def test_a_message_discarded_or_put_on_hold_in_bulk_shows_its_operator(page: Cli
     assert list(verify()) == []
 
 
+def test_the_audit_log_names_the_messages_of_a_run_that_were_chosen_by_hand(page: Client) -> None:
+    rows = [made.message(business_key=key) for key in ("PAY-1", "PAY-2", "<i>PAY-3")]
+    run_of_them = requeue_run([row.pk for row in rows])
+    hold_messages([made.message(rows[0].group, business_key=key).pk for key in ("PAY-8", "PAY-9")])
+
+    assert f"Requeue run {run_of_them.pk} · PAY-1, PAY-2, <i>PAY-3" in shown(page, "operatoraction/")
+    assert f"{rows[0].group} · PAY-8, PAY-9" in shown(page, "operatoraction/")
+    act = Page(page.get(f"{ADMIN}operatoraction/{OperatorAction.objects.get(run=run_of_them.pk).pk}/change/"))
+    assert f"Subject Requeue run {run_of_them.pk} · PAY-1, PAY-2, <i>PAY-3 Messages 3" in act.text
+    assert f"Record numbers {' '.join(str(row.pk) for row in rows)} " in act.text
+    assert act.links[str(rows[1].pk)] == f"{ADMIN}parkedmessage/{rows[1].pk}/change/"
+    assert "Selection" not in act.text
+
+
 @pytest.mark.parametrize("chosen", ["group", "numbers"])
 def test_a_message_taken_off_hold_in_bulk_shows_its_operator(page: Client, chosen: str) -> None:
     cause = made.group()

@@ -15,7 +15,7 @@ from django_rmq_retry.parked.operators import LABEL, PERMISSIONS, refusal
 from django_rmq_retry.parked.retention import delete_resolved
 from django_rmq_retry.parked.selection import Selection
 from tests.commands.running import run
-from tests.operators.made import ANN, BOB, discard_messages, record
+from tests.operators.made import ANN, BOB, discard_messages, record, requeue_run
 
 pytestmark = pytest.mark.django_db
 
@@ -54,6 +54,22 @@ def test_who_discarded_a_payment_of_a_group_is_answered_by_number_key_and_messag
     for asked in (str(other.pk), "PAY-9", other.message_id, "nonsense"):
         assert run("rmq_audit", "list", "--message", asked).code == 6
     assert list(verify()) == []
+
+
+def test_a_requeue_of_a_few_payments_names_their_keys_and_not_their_record_numbers() -> None:
+    rows = [record(key="PAY-1"), record(key="PAY-2"), record(message_id="m-9"), record(key="Ä" * 90)]
+    requeue_run([row.pk for row in rows[:3]])
+    requeue_run([row.pk for row in (*rows[::-1], record())])
+    rows[2].delete()
+    discard_messages([row.pk for row in rows], category="test")
+
+    told = run("rmq_audit", "list", "--json").data["items"]
+    assert [one["subject"] for one in told] == [
+        f"PAY-1, PAY-2, {'Ä' * 90}",
+        f"PAY-1, PAY-2, m-9, {'Ä' * 90}, …",
+        "PAY-1, PAY-2, m-9",
+    ]
+    assert "PAY-1, PAY-2, m-9" in run("rmq_audit", "list").out
 
 
 @pytest.mark.usefixtures("acts")

@@ -233,16 +233,16 @@ def test_an_action_is_rolled_back_if_its_admin_log_entry_fails(bob: Actor, monke
 def test_an_action_is_one_log_line_with_operator_verb_and_reason(
     bob: Actor, caplog: pytest.LogCaptureFixture, django_capture_on_commit_callbacks: Captured
 ) -> None:
-    ids = [record().pk for _ in range(2)]
+    ids = [record(key=key).pk for key in ("PAY-1", "PAY-2")]
     with caplog.at_level(logging.INFO, "django_rmq_retry"), django_capture_on_commit_callbacks(execute=True):
         discard_messages(ids, bob, category="duplicate")
     [line] = caplog.records
     names = ("event", "who", "action", "count", "reason", "source", "record", "group", "run", "subject", "behalf")
 
-    assert caplog.messages == [f"discard #{ids[0]}, #{ids[1]} by bob"]
+    assert caplog.messages == ["discard PAY-1, PAY-2 by bob"]
     assert [getattr(line, name) for name in names] == [
         *("rmq.operator", "bob", "discard", 2, "duplicate", "admin", None),
-        *(OperatorAction.objects.get().group, None, f"#{ids[0]}, #{ids[1]}", ""),
+        *(OperatorAction.objects.get().group, None, "PAY-1, PAY-2", ""),
     ]
 
 

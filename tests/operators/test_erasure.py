@@ -225,6 +225,18 @@ def test_a_requeue_run_that_names_the_customer_forgets_it_when_it_has_ended() ->
     assert list(verify()) == []
 
 
+def test_an_act_that_names_several_messages_by_their_keys_is_forgotten() -> None:
+    """Of more keys than a column holds, none is cut where an erasure could not find it."""
+    rows = [record(key=f"{PAYMENT}-{'x' * 15}-{number}", state=State.DISCARDED) for number in range(9)]
+    restore(Selection.of_ids([row.pk for row in rows]), ANN)
+    discard(Selection.of_ids([row.pk for row in rows]), ANN, category="duplicate")
+    assert OperatorAction.objects.filter(subject__endswith="-6, …").count() == 2
+    erase([rows[6].business_key], ANN, reason="request 5")
+
+    assert [act.subject for act in OperatorAction.objects.order_by("number")] == ["", "", ""]
+    assert list(verify()) == []
+
+
 def test_an_unblocked_ordering_key_of_the_customer_is_forgotten() -> None:
     payment(state=State.DISCARDED, resolved_at=timezone.now())
     for key in (CUSTOMER, "CUST-1"):
