@@ -32,6 +32,7 @@ from django_rmq_retry.models import (
     OperatorAction,
     ParkedMessage,
     ParkedOrigin,
+    RequeueItem,
     RequeueRun,
     State,
 )
@@ -376,7 +377,10 @@ def _with_edits(groups: list[Any]) -> list[Any]:
 def _example(
     request: HttpRequest, seen: Sequence[ParkedMessage], acts: Mapping[int, Sequence[OperatorAction]]
 ) -> dict[str, Any]:
-    """Return the newest message that the user may see, with its body and what happened to it; by two queries."""
+    """Return the newest message that the user may see, with its body and what happened to it; by two queries.
+
+    One more if it was requeued.
+    """
     example = ParkedMessage.objects.filter(pk=seen[0].pk).first() if seen else None
     if example is None:
         return {}
@@ -384,6 +388,8 @@ def _example(
     for attempt in attempts:
         # The group has a traceback.
         attempt.chain, attempt.logs = [], ""
+    places = RequeueItem.objects.filter(message=example.pk).select_related("run").order_by("-pk")
+    items = list(places[:MOST_EVENTS]) if example.requeued_at else []
     whole = not refusal(request, "view_payload", message=example)
     return {
         "example": example,
@@ -392,7 +398,7 @@ def _example(
         "untried": not attempts,
         "body": None if example.erased_at else body_of(contents(example).body, example.content_type, whole=whole),
         "events": [
-            one for one in timeline(example, attempts, acts.get(example.pk, ()), (), ()) if one.kind != "waited"
+            one for one in timeline(example, attempts, acts.get(example.pk, ()), items, ()) if one.kind != "waited"
         ][:MOST_EVENTS],
     }
 

@@ -36,8 +36,9 @@ BUDGETS = {
 }
 """The most queries of each page. A preview has one more for each of its findings (here are two), and two more for each
 run that still has to send something. That of a run has three for what was decided on messages that it left out, however
-many it names: the messages, and the acts on several and on one. The live status has one more while runs send, messages
-fail, or a request waits for a second person; pages of messages and groups ask for such requests, too."""
+many it names: the messages, and the acts on several and on one. That of a group has one more if its newest message was
+requeued. The live status has one more while runs send, messages fail, or a request waits for a second person; pages of
+messages and groups ask for such requests, too."""
 _NUMBER = re.compile(r"\{\w+\}|\d+")
 
 

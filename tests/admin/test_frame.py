@@ -26,9 +26,12 @@ from django_rmq_retry.models import (
     Action,
     ConsumerProcess,
     ErrorGroup,
+    ItemState,
     OperatorAction,
     ParkedMessage,
+    RequeueItem,
     RequeueRun,
+    RunState,
     State,
 )
 from django_rmq_retry.parked.edit_many import Act, PathChange, store_many
@@ -313,6 +316,26 @@ def test_a_group_tells_of_the_edit_of_its_messages_also_with_those_of_another_gr
     assert re.search(
         "Action Edit .*Reason typo", text.partition(" Activity ")[2].partition("Messages in this group")[0]
     )
+
+
+def test_a_group_tells_who_requeued_its_newest_message_between_two_parkings(page: Client) -> None:
+    """It told of both parkings, and nothing had happened between them."""
+    now = timezone.now()
+    one = made.message(cycle=2, parked_at=now, requeued_at=now - timedelta(minutes=4))
+    made.attempt(one, 5, at=now - timedelta(minutes=8), verdict="park", reason="retries_exhausted")
+    sent = requeue_run([one.pk], BOB, reason="bank is back")
+    item = {"state": ItemState.FAILED, "sent_at": now - timedelta(minutes=4), "cycle": 2}
+    RequeueItem.objects.filter(run=sent.pk).update(**item)
+    RequeueRun.objects.update(state=RunState.FINISHED, failed=1, sent=1)
+    made.attempt(one, 6, at=now - timedelta(minutes=1), verdict="park", reason="permanent", cycle=2)
+    shown = Page(page.get(f"{GROUPS}{one.group_id}/change/"))
+    told = shown.text.partition("Timeline")[2].partition("Parked in the last")[0]
+
+    assert re.search(
+        f"Parked.*Attempt 6 failed.*→ Requeued by bob · Requeue run {sent.pk} bank is back.*Parked.*Attempt 5 failed",
+        told,
+    )
+    assert shown.links[f"Requeue run {sent.pk}"] == f"/admin/rmq_retry/requeuerun/{sent.pk}/change/"
 
 
 def test_deploys_are_shown_without_the_traceback_permission() -> None:
