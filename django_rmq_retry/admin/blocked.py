@@ -14,8 +14,8 @@ from django.urls import URLPattern
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
-from django_rmq_retry.attempts.history import last_attempts
-from django_rmq_retry.models import AttemptName, BlockedKey, ParkedMessage
+from django_rmq_retry.attempts.history import first_keys, last_attempts
+from django_rmq_retry.models import BlockedKey, ParkedMessage
 from django_rmq_retry.ordering.keys import blocked_figures, record_of, records_of
 from django_rmq_retry.parked.blocked_keys import blocked, unblock
 from django_rmq_retry.parked.operators import Actor, Outdated, Refused, has_own_rules
@@ -56,11 +56,7 @@ def key_rows(request: HttpRequest, rows: Sequence[BlockedKey]) -> list[KeyRow]:
     records = records_of(rows)
     hidden = bool(refusal(request, "view")) or has_own_rules(request.user)
     retried = {row.identity: row.blocker for row in rows if not row.parked and not hidden}
-    keys: dict[str, str] = {}
-    if retried:
-        names = AttemptName.objects.filter(identity__in=retried).order_by("-pk").values_list("identity", "value")
-        # The first one that is not its id.
-        keys = {identity: value for identity, value in names if value != retried[identity]}
+    keys = first_keys(retried)
     last = {one.identity: one for one in last_attempts(retried)} if retried else {}
 
     def shown(row: BlockedKey) -> KeyRow:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any
 
+from django.db import router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Count, DateTimeField, Exists, Func, Max, OuterRef, Q, QuerySet
 from django.db.models.sql.compiler import SQLCompiler
@@ -18,7 +19,7 @@ from django_rmq_retry.messages.identity import attempt_identities
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.stamp import HIGHEST_COUNT
-from django_rmq_retry.models import Attempt, ParkedMessage
+from django_rmq_retry.models import Attempt, AttemptName, ParkedMessage
 from django_rmq_retry.policies.verdict import ACK, DUPLICATE
 from django_rmq_retry.statements import with_one_of
 
@@ -54,6 +55,20 @@ def handlings(attempts: Iterable[Attempt]) -> list[Attempt]:
     """
     done = (one for one in attempts if one.verdict == ACK.name and (one.message_id or one.cycle > 1))
     return sorted(done, key=attrgetter("started_at", "pk"))
+
+
+def first_keys(ids: Mapping[str, str]) -> dict[str, str]:
+    """Return the first business key of each message that was to be tried again, by its identity; one query.
+
+    The first key names a message: others may be those of a customer. ``ids`` are the message ids, by identity.
+    """
+    keys: dict[str, str] = {}
+    rows = AttemptName.objects.using(router.db_for_write(AttemptName)).order_by("pk")
+    for some in with_one_of(rows, "identity", ids):
+        for identity, value in some.values_list("identity", "value"):
+            if value != ids[identity]:
+                keys.setdefault(identity, value)
+    return keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

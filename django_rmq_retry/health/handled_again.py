@@ -6,9 +6,10 @@ from datetime import datetime, timedelta
 
 from django.db.models import QuerySet
 
+from django_rmq_retry.attempts.history import first_keys
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.health.begun import Begun, BegunBy, all_begun, begun_by
-from django_rmq_retry.models import Attempt, AttemptName, ConsumerProcess, EarlyRetry, ItemState
+from django_rmq_retry.models import Attempt, ConsumerProcess, EarlyRetry, ItemState
 from django_rmq_retry.parked.checked import mark
 from django_rmq_retry.parked.may_have_run import handlers_with_once
 from django_rmq_retry.policies.verdict import ACK
@@ -178,13 +179,5 @@ def _beside(one: HandledAgain, living: Iterable[ConsumerProcess]) -> tuple[str, 
 
 
 def _names(ids: Mapping[str, str]) -> dict[str, str]:
-    """Return the first business key of each message, else its id; one query if there are some.
-
-    The first key names a message: others may be those of a customer.
-    """
-    keys: dict[str, str] = {}
-    for some in with_one_of(AttemptName.objects.order_by("pk"), "identity", ids):
-        for identity, value in some.values_list("identity", "value"):
-            if value != ids[identity]:
-                keys.setdefault(identity, value)
-    return {**ids, **keys}
+    """Return the first business key of each message, else its id; one query if there are some."""
+    return {**ids, **first_keys(ids)}

@@ -6,7 +6,7 @@ from datetime import datetime
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.attempts.history import handlings
+from django_rmq_retry.attempts.history import first_keys, handlings
 from django_rmq_retry.attempts.since_then import ENDED
 from django_rmq_retry.messages.identity import NAMELESS
 from django_rmq_retry.models import Attempt, AttemptName, EarlyRetry, ItemState, ParkedMessage, QueueControl
@@ -15,6 +15,7 @@ from django_rmq_retry.parked.found import Found, Room
 from django_rmq_retry.parked.key_match import Keys, Wanted
 from django_rmq_retry.parked.may_have_run import handlers_with_once
 from django_rmq_retry.parked.outcome_texts import handled_after_another, times_of
+from django_rmq_retry.parked.shelves import named
 from django_rmq_retry.policies.verdict import ACK, DUPLICATE, Kind
 from django_rmq_retry.statements import with_one_of
 from django_rmq_retry.wording import minute, span
@@ -53,8 +54,9 @@ class AttemptsShelf:
         known, self.cut = self._wanted.folded(rows)
         names = dict.fromkeys(known)
         last = self._last({identity for identity, _name in names})
+        first = first_keys({identity: row.message_id for identity, row in last.items()})
         for identity, name in names:
-            if one := self._said(last[identity], name) if identity in last else None:
+            if one := self._said(last[identity], first.get(identity, ""), name) if identity in last else None:
                 yield from ((key, one) for key in self._wanted.of_name(name))
 
     def _last(self, identities: set[str]) -> Mapping[str, Attempt]:
@@ -81,14 +83,11 @@ class AttemptsShelf:
         last = {row.identity: row for row in sorted(attempts, key=lambda row: (row.started_at, row.pk))}
         return {one: row for one, row in last.items() if one not in parked or _comes_after(row, parked[one], now)}
 
-    def _said(self, row: Attempt, name: str) -> Found | None:
+    def _said(self, row: Attempt, first: str, name: str) -> Found | None:
         words, done = self._words(row), row.verdict in ENDED
-        # Messages of one customer differ by their ids.
-        name = ", ".join(dict.fromkeys(filter(None, (name, row.message_id))))
-        name = f"{name} ({row.queue})"
         again = done and row.verdict == ACK.name and row.handler not in self._once
         found = Found(
-            name=name,
+            name=named((first, row.message_id), name, row.queue),
             words=words,
             room=Room.RETRIES,
             place=row.queue,

@@ -14,7 +14,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.inspection import counted
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.amqp.withdrawal import WayBack, Withdrawal
-from django_rmq_retry.attempts.history import waiting
+from django_rmq_retry.attempts.history import first_keys, waiting
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import waiting_queues_of
@@ -324,7 +324,7 @@ def _released(blocked: Mapping[str, BlockedKey], rows: Iterable[Attempt]) -> Rel
 
 def _due(rows: Iterable[Attempt], blocked: Mapping[str, BlockedKey]) -> tuple[DueRetry, ...]:
     known = list(rows)
-    keys = _first_keys(known)
+    keys = first_keys({row.identity: row.message_id for row in known})
     return tuple(
         DueRetry(
             key=keys.get(row.identity, ""),
@@ -336,11 +336,3 @@ def _due(rows: Iterable[Attempt], blocked: Mapping[str, BlockedKey]) -> tuple[Du
         )
         for row in known
     )
-
-
-def _first_keys(rows: Sequence[Attempt]) -> dict[str, str]:
-    """Return the first business keys of the messages of these attempts, by their identities."""
-    ids = {row.identity: row.message_id for row in rows}
-    names = AttemptName.objects.using(records_alias()).filter(identity__in=ids).order_by("-pk")
-    named = names.values_list("identity", "value")
-    return {identity: value for identity, value in named if value != ids[identity]}

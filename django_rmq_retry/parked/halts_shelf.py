@@ -6,7 +6,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked.found import Found, Room
-from django_rmq_retry.parked.shelves import Shelf
+from django_rmq_retry.parked.shelves import Shelf, named
 
 
 def shelves() -> Iterator[Shelf]:
@@ -14,6 +14,7 @@ def shelves() -> Iterator[Shelf]:
     yield Shelf(rows=halted, columns=("halted_key", "halted_message"), found=_halted)
 
 
-def _halted(row: QueueControl, why: str) -> Found:
-    name = _("%(message)s, first in %(queue)s") % {"message": why, "queue": row.queue}
+def _halted(row: QueueControl, _name: str, why: str) -> Found:
+    known = named([row.halted_key or row.halted_message], why)
+    name = _("%(message)s, first in %(queue)s") % {"message": known, "queue": row.queue}
     return Found(name=name, words=_("In a halted queue"), room=Room.QUEUES, place=row.queue)

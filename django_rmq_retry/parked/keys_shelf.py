@@ -18,14 +18,14 @@ def shelves() -> Iterator[Shelf]:
     yield Shelf(rows=behind, columns=("shown",), found=_behind, contents=True)
 
 
-def _first(row: BlockedKey, _why: str) -> Found:
+def _first(row: BlockedKey, _name: str, _why: str) -> Found:
     name = _("%(key)s, where %(message)s goes first") % {"key": row.key, "message": row.blocker}
     return Found(name=name, words=_("Blocked ordering key"), room=Room.KEYS, place=row.key, own=True)
 
 
-def _behind(row: BlockedMessage, why: str) -> Found:
+def _behind(row: BlockedMessage, _name: str, why: str) -> Found:
     text = _("%(message)s, behind %(first)s (ordering key %(key)s)")
-    name = text % {"message": named(row.shown, why), "first": row.block.blocker, "key": row.block.key}
+    name = text % {"message": named([row.shown], why), "first": row.block.blocker, "key": row.block.key}
     words, place = _("Waits for a blocked ordering key"), row.block.key
     return Found(name=name, words=words, room=Room.KEYS, place=place, behind=row.block.identity)
 

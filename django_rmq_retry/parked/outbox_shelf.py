@@ -28,16 +28,16 @@ def look_for(asked: str, *, using: str) -> ShelfLook:
     return ShelfLook(_shelf(using, _unsent), Beginnings([asked]), most=MOST_FOUND)
 
 
-def _shelf(alias: str, found: Callable[[OutboxMessage, str], Found]) -> Shelf:
+def _shelf(alias: str, found: Callable[[OutboxMessage, str, str], Found]) -> Shelf:
     rows = OutboxMessage.objects.using(alias)
     return Shelf(rows=rows, columns=("message_id", "order_key"), found=found, contents=True)
 
 
-def _unsent(row: OutboxMessage, why: str) -> Found:
+def _unsent(row: OutboxMessage, first: str, why: str) -> Found:
     words = _("In the outbox, not sent") if row.failed_at else _("In the outbox, not sent yet")
-    return Found(name=named(row, why), words=words, room=Room.OUTBOX, place=row.pk)
+    return Found(name=named((first, str(row)), why), words=words, room=Room.OUTBOX, place=row.pk)
 
 
-def _unsent_unseen(row: OutboxMessage, why: str) -> Found:
+def _unsent_unseen(row: OutboxMessage, first: str, why: str) -> Found:
     """Of an outbox that no page shows."""
-    return replace(_unsent(row, why), place=None)
+    return replace(_unsent(row, first, why), place=None)

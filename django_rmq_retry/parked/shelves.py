@@ -32,8 +32,8 @@ class Shelf:
     rows: Any
     columns: Sequence[str]
     """Those with names."""
-    found: Callable[[Any, str], Found]
-    """Makes what is shown of a row, with why it was found."""
+    found: Callable[[Any, str, str], Found]
+    """Makes what is shown of a row, by its first business key, if one was read, and why it was found."""
     contents: bool = False
     """True if the rows have bodies and properties."""
 
@@ -50,12 +50,14 @@ class ShelfLook:
         self._shelf, self._wanted, self._most = shelf, wanted, most
         self._why = dict[str, dict[int, str]]()
         """Of each key some rows that it names, each with how, as it is shown."""
+        self._first = dict[int, str]()
+        """The first business keys of the rows that handlers have decoded."""
         self.read = 0
         self.stopped = False
         """True if there are more contents than were read."""
 
     def found(self) -> Iterator[tuple[str, Found]]:
-        yield from ((key, self._shelf.found(row, why)) for key, row, why in self.rows())
+        yield from ((key, self._shelf.found(row, self._first.get(row.pk, ""), why)) for key, row, why in self.rows())
 
     def rows(self) -> Iterator[tuple[str, Any, str]]:
         """Yield the rows that were found, each with the key that names it, and how."""
@@ -100,6 +102,7 @@ class ShelfLook:
         for row in latest:
             if len(row.start) < MOST_LISTED_BYTES:
                 for key in keys_of(row, bytes(row.start)):
+                    self._first.setdefault(row.pk, key)
                     self._add(self._wanted.of_name(key), row.pk, key)
         more = rows.filter(pk__lt=latest[-1].pk) if len(latest) == MOST_DECODED else rows.none()
         values, how = ((row.pk, row.start, row.properties) for row in latest), _("in its content")
@@ -121,6 +124,8 @@ def _latest_first(rows: Any, most: int = READ_AT_ONCE) -> Iterator[Any]:
         some = list(rows.filter(pk__lt=some[-1][0])[:most]) if len(some) == most else []
 
 
-def named(name: object, why: str) -> str:
-    """Return a name with why it was found, if the name does not tell it."""
-    return str(name) if why in str(name) else f"{name} ({why})"
+def named(names: Iterable[str], why: str, *more: str) -> str:
+    """Return the names of a message, its first business key first, with why it was found if they do not tell it."""
+    known = list(dict.fromkeys(filter(None, names)))
+    told = ", ".join([*([] if why in known else [why]), *more])
+    return f"{', '.join(known)} ({told})" if told else ", ".join(known)

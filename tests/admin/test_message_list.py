@@ -266,7 +266,7 @@ ELSEWHERE = [
     ("acc-6", "Blocked ordering key: ACC-6, where PAY-60 goes first", "blockedkey/?q=ACC-6"),
     ("pay-60", "Blocked ordering key: ACC-6, where PAY-60 goes first", "blockedkey/?q=ACC-6"),
     ("pay-61", "Waits for a blocked ordering key: PAY-61, behind PAY-60 (ordering key ACC-6)", "blockedkey/?q=ACC-6"),
-    ("pay-7", "In a halted queue: PAY-70, first in bank.main", "queuecontrol/?q=bank.main"),
+    ("pay-7", "In a halted queue: REF-7 (PAY-70), first in bank.main", "queuecontrol/?q=bank.main"),
     ("ref-7", "In a halted queue: REF-7, first in bank.main", "queuecontrol/?q=bank.main"),
     ("pay-8000", f"In a handler on a:1 {UNKNOWN}: PAY-8000 (bank.main)", "consumerprocess/"),
     ("pay-8001", "In a handler on b:2: PAY-8001 (bank.main)", "consumerprocess/"),
@@ -289,13 +289,15 @@ def test_a_search_finds_what_has_no_record(page: Client, asked: str, said: str, 
 
 
 def test_a_message_of_the_outbox_is_found_by_its_business_key(page: Client) -> None:
-    @handler("refunds", keys=lambda message: message.data["payment"])
+    @handler("refunds", keys=lambda message: [message.data["payment"], "CUST-7"])
     def transfer(body: object) -> None: ...
 
-    row = {"message_id": "9f3c-1", "routing_key": "refunds", "body": b'{"payment": "PAY-80"}', "size": 21}
+    row = {"message_id": "9f3c-1", "routing_key": "refunds", "body": b'{"payment": "PAY-80", "to": "DE1"}', "size": 34}
     made.outgoing(**row, failed_at=None)
 
-    assert "In the outbox, not sent yet: 9f3c-1" in Page(page.get(LIST, {"q": "pay-80"})).text
+    for asked, why in (("pay-80", ""), ("9f3c", ""), ("cust-7", " (CUST-7)"), ("de1", " (in its content)")):
+        told = Page(page.get(LIST, {"q": asked})).text
+        assert f"In the outbox, not sent yet: PAY-80, 9f3c-1{why}" in told
 
 
 def test_a_message_behind_a_blocked_key_is_found_by_its_business_key(page: Client) -> None:
@@ -368,8 +370,8 @@ def test_a_message_that_waits_for_a_retry_is_found_by_its_id_and_each_of_its_key
     text = Page(answer).text
 
     waits = rf"{STILL} Attempt 1 failed \([\w.]+\), and the next one is due at \d\d:\d\d"
-    for key, name in (("9F3C-80", "9f3c-80"), ("pay-80", "PAY-80, 9f3c-80"), ("CUST-7", "CUST-7, 9f3c-80")):
-        assert re.search(rf"{key} {waits}: {name} \(payments\)", text), text
+    for key, why in (("9F3C-80", ""), ("pay-80", ""), ("CUST-7", "CUST-7, ")):
+        assert re.search(rf"{key} {waits}: PAY-80, 9f3c-80 \({why}payments\)", text), text
     assert "Not found (1) CUST-70" in text
     assert 'href="/admin/rmq_retry/queuecontrol/?q=payments"' in answer.content.decode()
     assert ", and the next one is due at" in Page(page.get(LIST, {"q": "cust"})).text
@@ -469,7 +471,7 @@ def test_a_retry_that_is_long_due_is_found_with_its_time(page: Client, recorder:
     Attempt.objects.update(next_at=timezone.now() - timedelta(days=3))
 
     assert (
-        ", and the next one has been due for 3 d: CUST-7, 9f3c-80 (payments)"
+        ", and the next one has been due for 3 d: PAY-80, 9f3c-80 (CUST-7, payments)"
         in Page(page.get(LIST, {"q": "CUST-7"})).text
     )
 
@@ -481,10 +483,9 @@ def test_a_message_that_a_retry_has_handled_is_found_and_said_to_be_done(page: C
     recorder.note(success(arrived[2]))
     recorder.buffer.flush()
 
-    assert re.search(
-        r"Handled at .* by attempt 2: CUST-7, 9f3c-80 \(payments\)", Page(page.get(LIST, {"q": "CUST-7"})).text
-    )
-    assert re.search(r"Handled at .* by attempt 2: CUST-7, 9f3c-80 \(payments\)", parked("show", "CUST-7").err)
+    said = r"Handled at .* by attempt 2: PAY-80, 9f3c-80 \(CUST-7, payments\)"
+    assert re.search(said, Page(page.get(LIST, {"q": "CUST-7"})).text)
+    assert re.search(said, parked("show", "CUST-7").err)
 
 
 def test_a_payment_that_two_processes_have_made_is_found_by_its_key(page: Client, recorder: Recorder) -> None:
@@ -494,7 +495,7 @@ def test_a_payment_that_two_processes_have_made_is_found_by_its_key(page: Client
     recorder.note(replace(success(delivery(message_id="9f3c-80", redelivered=True)), subscription=NAMED))
     recorder.buffer.flush()
     Attempt.objects.filter(seconds__gt=1).update(host="frozen", pid=7)
-    said = r"Handled more than once: .* by frozen:7, .* by \S+:\d+: (PAY-80, )?9f3c-80 \(payments\)"
+    said = r"Handled more than once: .* by frozen:7, .* by \S+:\d+: PAY-80, 9f3c-80 \(payments\)"
 
     for asked in ("pay-80", "9f3c-80"):
         assert re.search(said, Page(page.get(LIST, {"q": asked})).text)
@@ -588,13 +589,16 @@ def test_of_equal_messages_without_an_id_none_is_said_to_be_done(page: Client, r
 
 def test_a_message_whose_record_was_deleted_is_found_by_its_key(page: Client) -> None:
     """Its decision took a second search, of the audit log, which the page only offered."""
-    made.message(business_key="PAY-80", keys=["PAY-80"], state=State.DISCARDED, resolved_at=timezone.now())
+    keys = ["PAY-80", "CUST-7"]
+    made.message(business_key="PAY-80", keys=keys, state=State.DISCARDED, resolved_at=timezone.now())
     delete_resolved(timezone.now() + timedelta(days=1))
-    answer = page.get(LIST, {"q": "pay-80"})
+    answer, customer = page.get(LIST, {"q": "pay-80"}), page.get(LIST, {"q": "cust-7"})
 
     assert re.search(r"Was parked; its record was deleted at \S+: PAY-80", Page(answer).text)
     assert "/admin/rmq_retry/operatoraction/?q=PAY-80" in answer.content.decode()
     assert "PAY-80 ✓ done Was parked; its record was deleted" in Page(pasted(page, "PAY-80")).text
+    assert re.search(r"its record was deleted at \S+: PAY-80 \(CUST-7\)", Page(customer).text)
+    assert "/admin/rmq_retry/operatoraction/?q=PAY-80" in customer.content.decode()
 
 
 def test_a_search_says_where_it_did_not_look_and_what_leaves_no_record(page: Client) -> None:

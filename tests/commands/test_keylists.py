@@ -49,7 +49,7 @@ def test_keys_of_messages_that_were_not_parked_are_named_with_their_place() -> N
         "OUT-2": ("elsewhere", "In the outbox, not sent: OUT-2"),
         "PAY-60": ("elsewhere", "Blocked ordering key: ACC-6, where PAY-60 goes first"),
         "PAY-61": ("elsewhere", "Waits for a blocked ordering key: PAY-61, behind PAY-60 (ordering key ACC-6)"),
-        "PAY-70": ("elsewhere", "In a halted queue: PAY-70, first in bank.main"),
+        "PAY-70": ("elsewhere", "In a halted queue: REF-7 (PAY-70), first in bank.main"),
         "PAY-9": ("not found", "-"),
     }
     assert told.code == 5
