@@ -9,13 +9,14 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
 from django_rmq_retry.admin.run_lists import begun_among, why_hidden
-from django_rmq_retry.health.begun import in_words
+from django_rmq_retry.health.begun import Begun, in_words
 from django_rmq_retry.health.doubts import OF_RUNS, Doubted, check, doubted, doubts_of, part_of
 from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.models import RequeueRun
 from django_rmq_retry.parked.checked import mark
 from django_rmq_retry.parked.early_outcomes import HANDLED_TWICE, PERHAPS_TWICE
 from django_rmq_retry.parked.operators import Actor, Outdated, Refused, has_own_rules
+from django_rmq_retry.parked.outcome_texts import how_often
 
 MOST_LISTED = 500
 """The most messages that the page lists; there is a page with all of them."""
@@ -56,13 +57,9 @@ def checked_page(pages: Pages, request: HttpRequest) -> HttpResponse:
         found=found,
         ended=found.code is Code.VANISHED_IN_HAND,
         each=[
-            (
-                one,
-                one.mark in ticked,
-                _address(pages, one) if finds else "",
-                in_words(one.begun or begun.get(_identity(one), ())),
-            )
+            (one, one.mark in ticked, _address(pages, one) if finds else "", _in_doubt(one, had), in_words(had))
             for one in each[:MOST_LISTED]
+            for had in [one.begun or begun.get(_identity(one), ())]
         ],
         count=len(each),
         some=len(found.doubts) > 1,
@@ -110,6 +107,12 @@ def _address(pages: Pages, one: Doubted) -> str:
 
 def _identity(one: Doubted) -> str:
     return one.record.identity if one.record else one.identity
+
+
+def _in_doubt(one: Doubted, begun: Sequence[Begun]) -> str:
+    """Return what is in doubt of a message; more than two times, how many."""
+    most = one.handled + len(begun)
+    return how_often(one.handled, most) if most > 2 else one.word  # noqa: PLR2004
 
 
 def _list_of(pages: Pages, found: Problem) -> str:

@@ -16,7 +16,7 @@ from django.http.response import HttpResponseBase
 from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext, pgettext
+from django.utils.translation import ngettext
 
 from django_rmq_retry.admin import labels, places
 from django_rmq_retry.admin.cards import plain_words
@@ -71,6 +71,7 @@ from django_rmq_retry.parked.outcome_texts import (
     copies_of,
     discarded_before,
     erased,
+    how_often,
     others_of_key,
     outcome,
 )
@@ -263,12 +264,8 @@ def _missed_discard(message: ParkedMessage, request: int | None) -> tuple[str, i
 
 def _handled_badge(handled: Handled) -> SafeString | str:
     """Return a warning beside the state of a message whose handler did its work more than once, or perhaps."""
-    if not handled.again:
-        return badge(MIXED, _("Perhaps handled twice")) if handled.doubted else ""
-    text = pgettext("message", "Handled twice")
-    if handled.count > 2:  # noqa: PLR2004
-        text = pgettext("message", "Handled %(count)d times")
-    return badge(MIXED, text % {"count": handled.count})
+    text = how_often(handled.count, handled.perhaps)
+    return badge(MIXED, text) if text else ""
 
 
 def _edited_since(message: ParkedMessage, acts: list[OperatorAction]) -> OperatorAction | None:
@@ -433,10 +430,11 @@ def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, An
             attempt.chain, attempt.logs = [], ""
     only_own = bool(refusal(request, "view_all_audit"))
     no_activity = refusal(request, "view_audit")
+    begun = begun_of(message, attempts)
     seen = [action for action in actions if not no_activity and (not only_own or action.actor_id == request.user.pk)]
     shown = {
         "items": items,
-        "handled": Handled.of(attempts, items),
+        "handled": Handled.of(attempts, items, begun=len(begun)),
         "events": timeline(
             message,
             attempts[:MOST_ATTEMPTS_SHOWN],
@@ -444,7 +442,7 @@ def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, An
             items,
             retries,
             requests=requests,
-            begun=begun_of(message, attempts),
+            begun=begun,
         ),
         "attempted": bool(attempts),
         "more_attempts": len(attempts) > MOST_ATTEMPTS_SHOWN,

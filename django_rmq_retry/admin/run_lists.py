@@ -25,7 +25,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.parked.attempts_shelf import AttemptsShelf
 from django_rmq_retry.parked.early_outcomes import HANDLED_TWICE, PERHAPS_TWICE
 from django_rmq_retry.parked.operators import has_own_rules, own_rules_refusal
-from django_rmq_retry.parked.outcome_texts import Handled, handled_after_another
+from django_rmq_retry.parked.outcome_texts import Handled, handled_after_another, how_often
 from django_rmq_retry.statements import with_one_of
 from django_rmq_retry.wording import second
 
@@ -67,17 +67,10 @@ class Known:
         return self.row.sent_at or (self.record.requeued_at if self.record else None)
 
     @property
-    def twice(self) -> bool:
-        return self.row.handled > 1
-
-    @property
-    def perhaps(self) -> bool:
-        return self.row.redelivered and not self.twice
-
-    @property
-    def often(self) -> int:
-        """How often it was handled at most, as far as it is known who had it."""
-        return self.row.handled + len(self.begun)
+    def often(self) -> str:
+        """How often it was handled, or perhaps was."""
+        most = max(self.row.handled + len(self.begun), 2) if self.row.redelivered else 0
+        return how_often(self.row.handled, most)
 
     @property
     def begun_in_words(self) -> str:

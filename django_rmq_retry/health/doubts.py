@@ -61,6 +61,8 @@ class Doubted:
     identity: str = ""
     message_id: str = ""
     record: ParkedMessage | None = None
+    handled: int = 0
+    """How often a message was handled, as far as it is known."""
     begun: Sequence[Begun] = ()
     """The lost consumers that had begun a message, as far as it is known here."""
 
@@ -109,6 +111,7 @@ def _each(digest: str, what: object, code: Code) -> Iterator[Doubted]:
             at=what.at,
             identity=what.identity,
             message_id=what.message_id,
+            handled=len(what.times),
             begun=what.begun_by,
         )
     elif isinstance(what, ConsumerProcess):
@@ -124,6 +127,7 @@ def _each(digest: str, what: object, code: Code) -> Iterator[Doubted]:
                 name=str(record or part.shown),
                 code=Code.HANDLED_TWICE if part.handled > 1 else Code.RUN_PERHAPS_TWICE,
                 at=part.ended_at,
+                handled=part.handled,
                 identity=part.identity if what.retries_of else "",
                 record=record,
             )

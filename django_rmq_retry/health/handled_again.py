@@ -50,6 +50,11 @@ class HandledAgain:
         return len(self.times) > 1
 
     @property
+    def perhaps(self) -> int:
+        """How often it was handled at most, as far as it is known who had it."""
+        return len(self.times) + (len(self.begun_by) or int(not self.certain))
+
+    @property
     def beside_listed(self) -> str:
         return listed(self.beside)
 

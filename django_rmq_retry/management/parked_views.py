@@ -184,8 +184,7 @@ def _show_handled_again(command: RmqCommand, options: Options) -> Exit:
 
 def _doubt(one: HandledAgain, act: OperatorAction | None) -> str:
     sign, checked = ("✓", f". {checked_in_words(act)}") if act else ("✕" if one.certain else "!", "")
-    often = len(one.times) + len(one.begun_by)
-    perhaps = f"perhaps {often} times" if often > 2 else "perhaps twice"  # noqa: PLR2004 - twice has a word
+    perhaps = f"perhaps {one.perhaps} times" if one.perhaps > 2 else "perhaps twice"  # noqa: PLR2004 - twice has a word
     told = [*(["twice"] if one.certain else []), *([perhaps] if one.begun_by or not one.certain else [])]
     begun = f": {', '.join(map(str, one.begun_by))} had begun it" if one.begun_by else ""
     beside = f": one that is gone had it, or {listed(one.beside)}, which still runs" if one.beside else ""
@@ -466,7 +465,8 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
     lost = lost_attempts(row, next((found["n"] for found in failures_counted(row)), None))
     others = places_of([name for name in (row.business_key, row.message_id) if name]).beside
     links = message_links(row, [key.value for key in sorted(row.keys.all(), key=lambda key: key.pk)])
-    handled, begun = handled_of(row), begun_of(row, attempts)
+    begun = begun_of(row, attempts)
+    handled = handled_of(row, begun=len(begun))
     if options["json"]:
         entries = None if died is None else [_death(one) for one in died]
         command.document(

@@ -62,9 +62,11 @@ class Handled:
     """The last requeue run whose copy was handled more than once."""
     doubted: bool = False
     """True if a copy was handled that a consumer had before, and had not acknowledged: perhaps it had done its work."""
+    begun: int = 0
+    """How many lost consumers had begun it besides, as far as that is known."""
 
     @classmethod
-    def of(cls, attempts: Iterable[Attempt], items: Iterable[RequeueItem]) -> "Handled":
+    def of(cls, attempts: Iterable[Attempt], items: Iterable[RequeueItem], *, begun: int = 0) -> "Handled":
         """Join the attempts of a message with its places in requeue runs, the latest place first."""
         known = handlings(attempts)
         times, run, doubted = Counter(one.cycle for one in known), None, False
@@ -72,17 +74,33 @@ class Handled:
             times[item.cycle] = max(times[item.cycle], item.handled)
             run = run or (item.run_id if item.handled > 1 else None)
             doubted = doubted or (item.redelivered and item.handled > 0)
-        return cls(count=times.total(), attempts=known, run=run, doubted=doubted)
+        return cls(count=times.total(), attempts=known, run=run, doubted=doubted, begun=begun)
 
     @property
     def again(self) -> bool:
         """True if it did it more than once."""
         return self.count > 1
 
+    @property
+    def perhaps(self) -> int:
+        """How often it did it at most."""
+        return max(self.count + self.begun, 2 * self.doubted) if self.count else 0
+
     def __str__(self) -> str:
         """Return when and by which processes a message was handled more than once, or perhaps; empty if it was not."""
+        return " ".join(filter(None, (self._certainly(), self._perhaps())))
+
+    def _perhaps(self) -> str:
+        if self.perhaps <= max(self.count, 1):
+            return ""
+        if self.perhaps == 2:  # noqa: PLR2004 - twice has a word
+            return _("Perhaps handled twice: a consumer that was lost had it first.")
+        text = _("Perhaps handled {count} times: consumers that were lost had it, too.")
+        return text.format(count=self.perhaps)
+
+    def _certainly(self) -> str:
         if not self.again:
-            return _("Perhaps handled twice: a consumer that was lost had it first.") if self.doubted else ""
+            return ""
         times = times_of(self.attempts)
         unknown = self.count - len(self.attempts)
         if unknown:
@@ -90,6 +108,22 @@ class Handled:
             times.append(text % {"count": unknown})
         text = _("Handled twice: {times}.") if self.count == 2 else _("Handled {count} times: {times}.")  # noqa: PLR2004
         return text.format(count=self.count, times=", ".join(times))
+
+
+def how_often(certainly: int, perhaps: int) -> str:
+    """Return how often a message was handled, and how often perhaps; empty if it was once at most."""
+    parts = []
+    if certainly > 1:
+        text = pgettext("message", "Handled twice")
+        if certainly > 2:  # noqa: PLR2004 - twice has a word
+            text = pgettext("message", "Handled %(count)d times")
+        parts.append(text % {"count": certainly})
+    if perhaps > max(certainly, 1):
+        text = _("Perhaps handled twice")
+        if perhaps > 2:  # noqa: PLR2004
+            text = _("Perhaps handled %(count)s times")
+        parts.append(text % {"count": perhaps})
+    return " · ".join(parts)
 
 
 def times_of(handled: Sequence[Attempt]) -> list[str]:
@@ -251,12 +285,12 @@ def _ended(message: ParkedMessage, run: RequeueRun | None, act: OperatorAction |
     return ""
 
 
-def handled_of(message: ParkedMessage) -> Handled:
-    """Return how often a message was handled, from the database."""
+def handled_of(message: ParkedMessage, *, begun: int = 0) -> Handled:
+    """Return how often a message was handled, from the database; ``begun`` as ``Handled`` has it."""
     if not message.succeeded_at:
         return Handled(count=0, attempts=(), run=None)
     items = RequeueItem.objects.filter(message=message.pk, handled__gt=0).order_by("-pk")
-    return Handled.of(attempts_of(message).filter(verdict=ACK.name), items)
+    return Handled.of(attempts_of(message).filter(verdict=ACK.name), items, begun=begun)
 
 
 def outcome_of(message: ParkedMessage, handled: Handled | None = None) -> str:

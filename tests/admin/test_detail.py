@@ -163,6 +163,7 @@ def test_the_timeline_has_each_lost_consumer_that_had_begun_the_message(page: Cl
     assert "Begun by" not in untold
     assert len(own_queries(after)) == len(own_queries(before)) + 1
     assert text.count("Begun by") == 1
+    assert ("Perhaps handled" in untold, "! Perhaps handled twice" in text) == (False, True)
     assert text.index("Attempt 1 succeeded") < text.index("! Begun by worker-3:4711") < text.index("Parked: ")
     assert "worker-3:4711 had begun it at " in told.out
     assert [item["process"] for item in data.data["begun"]] == ["worker-3:4711"]

@@ -572,7 +572,7 @@ def test_of_what_was_perhaps_handled_twice_that_comes_first_which_a_consumer_had
 def paid_in_a_crash_loop() -> tuple[RequeueRun, list[ConsumerProcess]]:
     """A run of one message that two consumers had begun before they were killed, and a third one has handled."""
     at = timezone.now() - timedelta(minutes=5)
-    message = made.message(business_key="PAY-1", state="processed", cycle=2)
+    message = made.message(business_key="PAY-1", state="processed", cycle=2, succeeded_at=at + timedelta(minutes=4))
     run = run_of(total=1, sent=1, processed=1, perhaps_twice=1, started_at=at, created_at=at)
     facts = {"handled": 1, "redelivered": True, "state": ItemState.PROCESSED, "cycle": 2, "sent_at": at}
     RequeueItem.objects.create(run=run, message=message, place=0, revision=1, **facts)
@@ -598,6 +598,12 @@ def test_each_consumer_that_had_begun_a_message_before_it_was_lost_is_named(page
         f"{one} had begun it at {second(datetime.fromisoformat(at))}." for one, at in zip(lost, times, strict=True)
     ]
     assert " ".join(named) in listed
+    message = ParkedMessage.objects.get()
+    text = Page(page.get(f"/admin/rmq_retry/parkedmessage/{message.pk}/change/")).text
+    lost_too = "Perhaps handled 3 times: consumers that were lost had it, too."
+    assert ("! Perhaps handled 3 times" in text, lost_too in text) == (True, True)
+    assert text.count("Begun by") == 2
+    assert lost_too in command("rmq_parked", "show", str(message.pk)).out
 
 
 def test_a_run_in_which_a_consumer_died_does_not_say_that_its_doubt_may_be_taken_back(page: Client) -> None:
@@ -617,6 +623,8 @@ def test_what_somebody_has_checked_is_not_to_be_checked_first_any_more(page: Cli
     updated(run, state=RunState.FINISHED, finished_at=timezone.now())
     bold = "<strong>1 of them was in a handler when its consumer was heard of last: check it first.</strong>"
     before = page.get(f"{RUNS}{run.pk}/change/").content.decode()
+    asked = page.get(f"/admin/rmq_retry/livestatus/checked/?code=RUN_PERHAPS_TWICE&run={run.pk}")
+    assert "PAY-1 Handled twice? Perhaps handled 3 times worker-3:6 had begun it at" in Page(asked).text
     check(doubts_of("RUN_PERHAPS_TWICE")[str(run.pk)], ANN, reason="INC-7")
     after = page.get(f"{RUNS}{run.pk}/change/").content.decode()
 
