@@ -39,8 +39,8 @@ from django_rmq_retry.admin.pages import Button, Pages, refusal, requires
 from django_rmq_retry.admin.queues import StoppedBadge, StoppedQueues
 from django_rmq_retry.admin.run_outcomes import MOST_ITEMS, Since
 from django_rmq_retry.admin.run_state import parts, run_badge, run_outcome, sum_of, waits_for_broker
-from django_rmq_retry.admin.timeline import activity
-from django_rmq_retry.health.doubts import awaits_end_of_doubts, may_end
+from django_rmq_retry.admin.timeline import CHANGED, activity
+from django_rmq_retry.health.doubts import awaits_end_of_doubts, checks_of_runs, may_end
 from django_rmq_retry.health.facts import by_dead_workers
 from django_rmq_retry.health.problems import in_processes
 from django_rmq_retry.health.processes import any_alive
@@ -144,8 +144,10 @@ class RequeueRunAdmin(Pages):
         shown = super().get_changelist_instance(request)
         shown.result_list = list(shown.result_list)
         causes, not_sent = causes_of(shown.result_list), _not_sent(shown.result_list)
+        checks = checks_of_runs(shown.result_list)
         for run in shown.result_list:
             run.what, run.not_sent = _what(run, causes[run.pk]), not_sent.get(run.pk, 0)
+            run.check = checks.get(run.pk)
         return shown
 
     def row_page(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -502,15 +504,18 @@ def _outcomes(run: Any) -> SafeString:
     twice = ngettext("at least %(count)d twice", "at least %(count)d twice", run.handled_twice)
     perhaps = ngettext("%(count)d perhaps twice", "%(count)d perhaps twice", run.perhaps_twice)
     keys = ngettext("%(count)d more left out by its key", "%(count)d more left out by their keys", run.excluded)
+    doubt = "quiet" if run.check else "is-unconfirmed"
     beside = [
         (kind, counted(text, count=count))
         for kind, text, count in (
-            ("is-unconfirmed", twice, run.handled_twice),
-            ("is-unconfirmed", perhaps, run.perhaps_twice),
+            (doubt, twice, run.handled_twice),
+            (doubt, perhaps, run.perhaps_twice),
             ("quiet", keys, run.excluded),
         )
         if count
     ]
+    if run.check:
+        beside.append(("quiet", f"✓ {visible(CHANGED[Action.CHECK] % {'name': run.check.who})}"))
     return sum_of(run, run.not_sent) + format_html_join("", ' <span class="rmq-{} rmq-whole">· {}</span>', beside)
 
 

@@ -189,6 +189,13 @@ def finding_of(action: OperatorAction) -> str:
     return str(words.get(str(action.details.get(FINDING)), ""))
 
 
+def checks_of_runs(runs: Iterable[RequeueRun]) -> dict[int, OperatorAction]:
+    """Return the actions that say of all that these runs have handled twice, or perhaps, that it was checked."""
+    marks = {run.pk: mark_of_run(run) for run in runs if run.handled_twice or run.perhaps_twice}
+    acts = acts_of(marks.values(), checked()) if marks else {}
+    return {pk: acts[one] for pk, one in marks.items() if one in acts}
+
+
 def acts_of(marks: Iterable[str], checks: Mapping[str, int]) -> dict[str, OperatorAction]:
     """Return the actions that say of doubts that they were checked, by their digests; the audit log may be purged."""
     numbers = {mark: checks[mark] for mark in marks if mark in checks}

@@ -15,6 +15,7 @@ from django.core.management.base import CommandError, CommandParser
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.breakers import table
 from django_rmq_retry.exit_codes import Exit
+from django_rmq_retry.health.doubts import checks_of_runs
 from django_rmq_retry.management.accounts import actor_of, add_user
 from django_rmq_retry.management.arguments import add_limit
 from django_rmq_retry.management.command import Options, RmqCommand, add_yes
@@ -36,6 +37,7 @@ from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import ItemState, RequeueRun, RunState
 from django_rmq_retry.models.runs import ACTIVE, HELD, MIN_OUTCOMES
 from django_rmq_retry.parked import run_steering
+from django_rmq_retry.parked.checked import checked_in_words
 from django_rmq_retry.parked.early_outcomes import HANDLED_TWICE, PERHAPS_TWICE
 from django_rmq_retry.parked.findings import (
     DECIDED,
@@ -430,6 +432,8 @@ def _say_twice(command: RmqCommand, run: RequeueRun, itself: str) -> None:
             command.say(f"These {what}: {listed(name or '-' for name in names)}. All outcomes: {itself} --export")
         elif number:
             command.say(f"To list the messages that {what}: manage.py rmq_parked list {option} {run.pk}")
+    for act in checks_of_runs([run]).values():
+        command.say(f"{checked_in_words(act)}.")
 
 
 class Follower:

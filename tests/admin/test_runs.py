@@ -632,6 +632,20 @@ def test_what_somebody_has_checked_is_not_to_be_checked_first_any_more(page: Cli
     assert "1 of them was in a handler" in after
 
 
+def test_the_list_of_runs_says_who_has_checked_its_doubts_until_a_new_one_comes(page: Client) -> None:
+    run, _lost = paid_in_a_crash_loop()
+    updated(run, state=RunState.FINISHED, finished_at=timezone.now())
+    signed, told = "1 processed · 1 perhaps twice · ✓ Checked by ann", "Checked by ann at "
+    before = Page(page.get(RUNS)).text, command("rmq_parked", "requeue-run", str(run.pk)).err
+    check(doubts_of("RUN_PERHAPS_TWICE")[str(run.pk)], ANN, reason="INC-7")
+    after = Page(page.get(RUNS)).text, command("rmq_parked", "requeue-run", str(run.pk)).err
+    updated(run, handled_twice=1)
+    later = Page(page.get(RUNS)).text
+
+    assert ("perhaps twice" in before[0], signed in before[0], signed in after[0]) == (True, False, True)
+    assert (told in before[1], told in after[1], "Checked by" in later) == (False, True, False)
+
+
 def test_a_message_whose_worker_died_is_looked_at_before_it_is_requeued(page: Client) -> None:
     """It was paid eight times, was listed without an error, and the one bright button was to requeue it."""
     run = run_of(state=RunState.FINISHED, total=3, sent=3, failed=3, perhaps_twice=1)
