@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
@@ -41,7 +42,8 @@ from django_rmq_retry.admin.run_outcomes import MOST_ITEMS, Since
 from django_rmq_retry.admin.run_state import parts, run_badge, run_outcome, sum_of, waits_for_broker
 from django_rmq_retry.admin.timeline import CHANGED, activity
 from django_rmq_retry.health.doubts import awaits_end_of_doubts, checks_of_runs, may_end
-from django_rmq_retry.health.facts import by_dead_workers
+from django_rmq_retry.health.facts import by_dead_workers, lost_a_consumer
+from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR
 from django_rmq_retry.health.problems import in_processes
 from django_rmq_retry.health.processes import any_alive
 from django_rmq_retry.health.rules import Code, Problem
@@ -182,7 +184,7 @@ class RequeueRunAdmin(Pages):
         lost = run_outcomes.unsure(request, run, ItemState.SENT) if over else run_outcomes.NONE_UNSURE
         skipped = run_outcomes.left_out(request, run) if run.skipped else []
         not_sent = sum(one.number for one in skipped if one.code == ItemReason.STOPPED)
-        early = run_retries.failed(request, run)
+        early, check = run_retries.failed(request, run), _check(run)
         if run.retries_of and run.state == RunState.STOPPED:
             not_sent = run.skipped
         shown_at = _where_shown(run, lists, unsure=bool(unsure.items), lost=bool(lost.items))
@@ -230,7 +232,14 @@ class RequeueRunAdmin(Pages):
             last_sent=_last_sent(run),
             parts=parts(run, over=over, not_sent=not_sent, shown_at=shown_at),
             buttons=self._buttons(
-                request, run, unsure.since, lost.since, failed=parked_again, doubtful=doubtful, silent=silent
+                request,
+                run,
+                unsure.since,
+                lost.since,
+                failed=parked_again,
+                doubtful=doubtful,
+                silent=silent,
+                unchecked=_unchecked(run, now, check),
             ),
             took=_took(run),
             asked=approvals.requests().filter(run=run.pk).first() if run.approved_by and sees_requests else None,
@@ -245,7 +254,7 @@ class RequeueRunAdmin(Pages):
             doubtful=doubtful,
             begun=len(run_lists.begun_among(run)) if run.perhaps_twice else 0,
             may_end=may_end(run, now),
-            **_check(run),
+            **check,
             lists=lists,
             **activity(request, run=run.pk),
             unsure=unsure,
@@ -262,6 +271,7 @@ class RequeueRunAdmin(Pages):
         failed: int,
         doubtful: int,
         silent: bool,
+        unchecked: Code | None,
     ) -> list[Button]:
         buttons = steering.buttons(self, request, run, silent=silent)
         if doubtful:
@@ -288,8 +298,12 @@ class RequeueRunAdmin(Pages):
             if unsent <= MOST_UNSENT_COUNTED:
                 label = counted(_("Requeue the %(count)d that were not sent…"), count=unsent)
             buttons.append(self._again(request, run, "unsent_of_run", label, unsent))
+        if unchecked is not None:
+            address = f"{self.address('livestatus_checked')}?{urlencode({'code': unchecked.name, 'run': run.pk})}"
+            buttons.append(Button(label=_("Checked…"), address=address, why=refusal(request, "view_status", "discard")))
         export = self.address("requeuerun_export", run.pk)
-        return [*buttons, Button(label=_("Export CSV"), address=export, why=refusal(request, "export"), post=True)]
+        buttons.append(Button(label=_("Export CSV"), address=export, why=refusal(request, "export"), post=True))
+        return sorted(buttons, key=lambda one: one.kind == "danger")
 
     def _again(self, request: HttpRequest, run: RequeueRun, word: str, label: str, count: int) -> Button:
         address = f"{self.address('requeuerun_preview')}?{word}={run.pk}"
@@ -302,6 +316,17 @@ def _check(run: RequeueRun) -> dict[str, Any]:
         return {}
     act = OperatorAction.objects.filter(run=run.pk, action=Action.CHECK).order_by("-number").first()
     return {"check": act, "unchecked": act is not None and mark_of_run(run) not in checked()}
+
+
+def _unchecked(run: RequeueRun, now: datetime, check: Mapping[str, Any]) -> Code | None:
+    """Return the finding on the run that an operator can still end by saying that all of it was checked."""
+    reported = run.active or (run.finished_at is not None and run.finished_at > now - TWICE_REPORTED_FOR)
+    if not reported or (check.get("check") and not check["unchecked"]):
+        return None
+    if run.handled_twice:
+        return Code.HANDLED_TWICE
+    rows = ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_PROCESSES]
+    return Code.RUN_PERHAPS_TWICE if lost_a_consumer(run, rows, now) else None
 
 
 def _is_over(run: RequeueRun, now: datetime) -> bool:
@@ -526,7 +551,10 @@ def _guard(run: RequeueRun) -> str:
     most = {"most": floatformat(run.stop_at), "least": MIN_OUTCOMES}
     ended, failed = run.guarded_outcomes
     text = _("guard: pauses when more than %(most)s %% of at least %(least)d fail again") % most
-    if failed and failed * 100 < ended:
+    if 0 < ended < MIN_OUTCOMES:
+        few = _("%(failed)s of %(ended)s failed again")
+        text = f"{text} · {few % {'failed': number(failed), 'ended': number(ended)}}"
+    elif failed and failed * 100 < ended:
         text = _("less than 1 %% failed again (guard: pauses above %(most)s %%, from %(least)d outcomes on)") % most
     elif ended:
         share = {"share": round(100 * failed / ended)}

@@ -62,7 +62,7 @@ def buttons(pages: Pages, request: HttpRequest, run: RequeueRun, *, silent: bool
         if slower < run.rate:
             act(_("Slow to %(rate)d per second") % {"rate": slower}, CHANGE_RATE, ("rate", str(slower)))
         faster = min(round(run.rate * 2), int(requeue_options.FASTEST_RUN_RATE))
-        if faster > run.rate and not (run.state == RunState.PAUSED and _retestable(run)):
+        if faster > run.rate and not run.wait:
             act(_("Speed up to %(rate)d per second") % {"rate": faster}, CHANGE_RATE, ("rate", str(faster)))
     if run.active and run.state != RunState.WAITING:
         ask(_("Stop"), STOP, "danger")
@@ -74,7 +74,7 @@ def _ways_on(run: RequeueRun) -> list[tuple[str, str, str]]:
     if run.state == RunState.PAUSED and _retestable(run):
         return [(_test_label(run), TEST, "main"), (_("Resume without a test"), RESUME, "")]
     if run.state == RunState.PAUSED:
-        return [(_("Resume"), RESUME, "main")]
+        return [(_("Resume"), RESUME, "" if _unproven(run) else "main")]
     return [(_("Send the rest without waiting"), RESUME, "")] if _fits(run, RESUME) else []
 
 

@@ -305,7 +305,7 @@ def survey(*, page: bool = False) -> Survey:
     processes = tuple(ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_SURVEYED_PROCESSES])
     read_in_flight(processes, now)
     again, anyway = handled_again(now, processes), _handled_anyway(now)
-    twice = tuple(run for run in known if run.handled_twice or _lost_a_consumer(run, processes, now))
+    twice = tuple(run for run in known if run.handled_twice or lost_a_consumer(run, processes, now))
     said = any(one.ended_by for one in processes)
     marks = checked() if again or anyway or twice or said else {}
     return Survey(
@@ -351,7 +351,7 @@ def _handled_anyway(now: datetime) -> list[tuple[int, datetime]]:
     return [(pk, at) for pk, at in after.values_list("pk", "succeeded_at")[:MOST_SURVEYED_MESSAGES] if at]
 
 
-def _lost_a_consumer(run: RequeueRun, processes: Iterable[ConsumerProcess], now: datetime) -> bool:
+def lost_a_consumer(run: RequeueRun, processes: Iterable[ConsumerProcess], now: datetime) -> bool:
     """Return True if messages of a run were delivered again, and a consumer vanished since the run began.
 
     Of a consumer that stops in good order they are delivered again, too, but it had not begun them.

@@ -521,8 +521,8 @@ class Code(Enum):
             "count",
         ),
         why=_(
-            "Handled twice: the broker delivered a copy again before it had the acknowledgement, and the handler did "
-            "its work again. Check whether that did harm. Of a handler with once=True the database changes "
+            "The broker delivered a copy again before it had the acknowledgement, and the handler did its work again. "
+            "Check whether that did harm. Of a handler with once=True the database changes "
             "happen once; what it calls outside may happen twice."
         ),
         fix=_lists("HANDLED_TWICE --run %(subject)s"),

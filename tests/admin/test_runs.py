@@ -66,7 +66,11 @@ def shown(client: Client, run: RequeueRun, *, part: bool = False) -> str:
         ),
         (
             {"stop_at": 20, "failed": 1, "processed": 3},
-            "25 % failed again (guard: pauses above 20 %, from 5 outcomes on)",
+            "guard: pauses when more than 20 % of at least 5 fail again · 1 of 4 failed again",
+        ),
+        (
+            {"stop_at": 20, "failed": 1, "processed": 4},
+            "20 % failed again (guard: pauses above 20 %, from 5 outcomes on)",
         ),
         (
             {"stop_at": 20, "failed": 1, "processed": 594},
@@ -78,7 +82,7 @@ def shown(client: Client, run: RequeueRun, *, part: bool = False) -> str:
         ),
         (
             {"stop_at": 20, "failed": 6, "processed": 10, "spared_failed": 5, "spared_processed": 9},
-            "50 % failed again (guard: pauses above 20 %, from 5 outcomes on) · counted since it was resumed",
+            "at least 5 fail again · 1 of 2 failed again · counted since it was resumed",
         ),
     ],
 )
@@ -344,6 +348,22 @@ def test_the_sum_of_a_stopped_run_says_not_sent_as_its_button_does(page: Client)
     assert "2 messages = ✓ 0 processed + ✕ 0 failed again + ○ 2 not sent Show" in text
     assert "left out" not in text.lower()
     assert ("2 not sent" in listed, "left out" in listed) == (True, False)
+
+
+def test_a_run_that_waits_for_outcomes_offers_no_speed_and_a_stop_comes_last(page: Client) -> None:
+    """Between the buttons that send stood the one that stops, and a run that its guard held back could be sped up."""
+    now = timezone.now()
+    made.consumer(seconds=-3600)
+    driven = {"sent": 20, "total": 60, "failed": 1, "leased_until": now + timedelta(hours=1), "beat_at": now}
+    sending = run_of(**driven, started_at=now - timedelta(minutes=3))
+    held = run_of(**driven, wait=RunWait.OUTCOMES_WAIT, stop_at=20)
+    silent = run_of(total=60, sent=20, state=RunState.PAUSED, wait=RunWait.OUTCOMES_SILENT)
+    pages = [Page(page.get(f"{RUNS}{one.pk}/change/")) for one in (sending, held, silent)]
+
+    assert ["Speed up to" in one.text for one in pages] == [True, False, False]
+    assert [one.text.index("Export CSV") < one.text.index("Stop…") for one in pages] == [True] * 3
+    assert [tag for one in pages for tag, given in one.tags if "rmq-main" in given.get("class", "")] == []
+    assert re.search(r"Started [\d: -]+ \( ?3 min ago ?\) · by ann", pages[0].text)
 
 
 def test_a_run_that_stands_still_without_a_consumer_has_no_main_button_and_no_speed(page: Client) -> None:
@@ -626,10 +646,13 @@ def test_what_somebody_has_checked_is_not_to_be_checked_first_any_more(page: Cli
     asked = page.get(f"/admin/rmq_retry/livestatus/checked/?code=RUN_PERHAPS_TWICE&run={run.pk}")
     assert "PAY-1 Handled twice? Perhaps handled 3 times worker-3:6 had begun it at" in Page(asked).text
     check(doubts_of("RUN_PERHAPS_TWICE")[str(run.pk)], ANN, reason="INC-7")
-    after = page.get(f"{RUNS}{run.pk}/change/").content.decode()
+    signed = page.get(f"{RUNS}{run.pk}/change/")
+    after = signed.content.decode()
 
     assert (bold in before, bold in after) == (True, False)
-    assert "1 of them was in a handler" in after
+    assert ("Checked…" in before, "Checked…" in after) == (True, False)
+    assert ("What the first one had begun" in before, "What the first one had begun" in after) == (True, False)
+    assert re.search("✓ Checked by ann, .*: INC-7 · 1 perhaps handled twice Show", Page(signed).text)
 
 
 def test_the_list_of_runs_says_who_has_checked_its_doubts_until_a_new_one_comes(page: Client) -> None:
