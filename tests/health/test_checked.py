@@ -497,7 +497,7 @@ def test_the_pages_of_a_check_are_german_in_german(page: Client, settings: Any) 
 
     assert [word for text in texts for word in ("said to", "killed", "VANISHED") if word in text] == []
     assert "wie admin sagt" in texts[0]
-    assert "getötet: " in texts[0]
+    assert "abgebrochen: " in texts[0]
 
 
 @pytest.mark.usefixtures("doubtful")
