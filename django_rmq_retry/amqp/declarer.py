@@ -201,7 +201,8 @@ class Declarer:
             # It exists; comparing its arguments needs a permission that its owners need not grant.
             if not refusal.forbidden:
                 raise
-            kind, differences = "", ()
+            problem = "Not compared: the user lacks the configure right on it."
+            return Item(declaration=declaration, state=PlanState.SAME, problem=problem, forbidden=True)
         state = PlanState.DIFFERS if differences else PlanState.SAME
         return Item(declaration=declaration, state=state, differences=differences, type=kind)
 

@@ -402,7 +402,7 @@ def _topology(sight: Sight, topology: Topology) -> Iterator[Examined]:
     wrong = plan.of(PlanState.DIFFERS, PlanState.MISSING, PlanState.REFUSED, PlanState.LEFT)
     plain = tuple(item for item in wrong if not item.forbidden)
     yield from in_plan(replace(plan, items=plain))
-    forbidden = [item.name for item in wrong if item.forbidden]
+    forbidden = [item.name for item in plan.items if item.forbidden]
     if forbidden:
         yield Finding.unseen(
             Area.TOPOLOGY,
@@ -411,7 +411,8 @@ def _topology(sight: Sight, topology: Topology) -> Iterator[Examined]:
             fix=f"Set {API}, or run manage.py rmq_declare --check as the user that declares.",
         )
     yield from _dead_letter_processes(sight, topology)
-    same, unseen = len(plan.of(PlanState.SAME)), len(plan.of(PlanState.UNSEEN))
+    same = sum(not item.forbidden for item in plan.of(PlanState.SAME))
+    unseen = len(plan.of(PlanState.UNSEEN))
     if unseen:
         fix = "" if sight.embedded else f"Set {API}."
         yield Finding.unseen(Area.TOPOLOGY, sight.blind, what=f"{plural(unseen, 'binding')}:", fix=fix)

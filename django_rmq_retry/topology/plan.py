@@ -86,7 +86,7 @@ class Item:
     foreign: bool = False
     """True for a binding whose ends are both external."""
     forbidden: bool = False
-    """True if it was refused because the user lacks a permission, so that its state is unknown."""
+    """True if the user lacks a permission, so that its state is unknown, or only its existence known."""
 
     @property
     def kind(self) -> str:

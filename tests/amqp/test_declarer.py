@@ -171,7 +171,8 @@ def test_without_the_configure_right_an_external_queue_is_not_compared(vhost: Vh
         item = Declarer(session).plan(topology_of(extra=[Queue("inbox", existing=True, max_length=3)])).items[0]
     vhost.management.call("DELETE", f"users/{user}")
 
-    assert (item.state, item.type) == (PlanState.SAME, "")
+    assert (item.state, item.forbidden) == (PlanState.SAME, True)
+    assert item.text == "Not compared: the user lacks the configure right on it."
 
 
 def test_a_value_that_amqp_has_no_type_for_is_reported(declarer: Declarer) -> None:

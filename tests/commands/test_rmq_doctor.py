@@ -467,6 +467,23 @@ class TestPermissions:
         assert (levels(ran)["topology"], found(ran, "error")) == ({"unknown"}, [])
         assert "lacks a right on them" in str(found(ran, "unknown"))
 
+    def test_a_queue_of_others_that_was_not_compared_is_not_said_to_match(
+        self, granted: Any, amqp: BlockingChannel, vhost: Vhost
+    ) -> None:
+        amqp.queue_declare("theirs", durable=True)
+
+        @handler(Queue("theirs", type="quorum", existing=True), policy=RetryThenPark(attempts=1))
+        def work(message: Delivery) -> None:
+            """Nothing."""
+
+        rights = {"configure": r"^(payments|theirs\.)", "write": ".*", "read": ".*"}
+        granted(**rights)
+        [unknown] = [what for _, what, _ in found(examined(), "unknown") if "lacks a right" in what]
+        assert unknown.startswith("'theirs': not looked at")
+        granted(**rights, management=vhost.management.url)
+        differs = "Queue 'theirs' differs from the code: x-queue-type: here quorum, broker classic."
+        assert differs in [what for _, what, _ in found(examined(), "error")]
+
     def test_the_management_api_adds_the_right_to_declare(self, granted: Any, vhost: Vhost) -> None:
         granted(read=r"^payments\.charge", write=r"^amq\.default$", management=vhost.management.url)
         [fact] = [problem for area, problem, _ in found(examined(), "ok") if area == "permissions"]
