@@ -371,6 +371,13 @@ class Dead:
     loop: CrashLoop | None = None
     red_until: datetime | None = None
 
+    @property
+    def replaced(self) -> bool:
+        """True if another process took its queues over; of a crash loop only the last one is, once that is over."""
+        if self.loop is None:
+            return self.state is ProcessState.REPLACED
+        return self.loop.over and self.row is self.loop.dead[-1]
+
 
 def dead_processes(rows: Iterable[ConsumerProcess], now: datetime) -> list[Dead]:
     """Return the vanished processes, each with whether it still needs somebody.
@@ -413,9 +420,9 @@ def _in_loops(
 ) -> dict[int, CrashLoop]:
     """Return the processes of a line that vanished in a crash loop, each with that.
 
-    A loop ends with a process that clearly outlived it, or was started much later, or if nobody restarts it while
-    others read its queues. If the one that outlived it dies too, it may hang with its messages, which is another thing,
-    or begin another loop.
+    A loop ends with a process that clearly outlived it, which is noted, or was started much later, or if nobody
+    restarts it while others read its queues. If the one that outlived it dies too, it may hang with its messages, which
+    is another thing, or begin another loop.
     """
     loops: list[CrashLoop] = []
     dead: list[ConsumerProcess] = []
@@ -423,7 +430,7 @@ def _in_loops(
     """Those of all but the first, which was no part of the loop."""
     for last in line:
         late = bool(dead) and last.started_at - dead[-1].beat_at > TAKEN_OVER_AFTER
-        if _is_loop(dead, lives) and (late or _outlived(last, max(lives), now)):
+        if _is_loop(dead, lives) and (late or dead[-1].replaced or _outlived(last, max(lives), now)):
             loops.append(CrashLoop(dead=tuple(dead), last=last, over=True))
             dead, lives = [], []
         elif late:
@@ -436,7 +443,7 @@ def _in_loops(
             dead, lives = dead[first:], lives[first:]
     given_up = last.vanished(now) and now - last.beat_at > TAKEN_OVER_AFTER and _reads_all(read, last)
     if _is_loop(dead, lives) and not given_up:
-        loops.append(CrashLoop(dead=tuple(dead), last=last, over=False))
+        loops.append(CrashLoop(dead=tuple(dead), last=last, over=dead[-1].replaced))
     return {id(row): loop for loop in loops if now < _told_until(loop, now) for row in loop.dead}
 
 
@@ -503,7 +510,8 @@ def read_in_flight(rows: Sequence[ConsumerProcess], now: datetime) -> None:
 
 def unreplaced(rows: Iterable[ConsumerProcess], now: datetime) -> list[ConsumerProcess]:
     """Return the vanished processes that need somebody."""
-    return [one.row for one in dead_processes(rows, now) if one.state is ProcessState.VANISHED]
+    needy = (one for one in dead_processes(rows, now) if one.state is ProcessState.VANISHED)
+    return [one.row for one in needy if one.loop is None or not one.loop.over]
 
 
 def _lines(rows: Iterable[ConsumerProcess], now: datetime) -> list[list[ConsumerProcess]]:
@@ -693,7 +701,7 @@ def tidy_vanished() -> bool:
         dead = dead_processes(known, now)
         old = Q(beat_at__lt=now - KEPT) | Q(beat_at__lt=now - KEPT_EMPTY, in_flight=[])
         rows.filter(old).exclude(pk__in=[one.row.pk for one in dead if one.loop]).delete()
-        replaced = [one.row.pk for one in dead if one.state is ProcessState.REPLACED and not one.row.replaced]
+        replaced = [one.row.pk for one in dead if one.replaced and not one.row.replaced]
         rows.filter(has_vanished(now), pk__in=replaced).update(replaced=True)
     return False
 

@@ -529,6 +529,21 @@ def test_a_crash_loop_has_the_same_number_everywhere_for_as_long_as_it_is_told_o
     assert ConsumerProcess.objects.count() < 200
 
 
+def test_a_crash_loop_that_was_over_is_amber_after_a_deployment(page: Client) -> None:
+    beat = timezone.now() - timedelta(minutes=9)
+    for host in "abc":
+        times: dict[str, Any] = {"started_at": beat + timedelta(seconds=2), "beat_at": beat + timedelta(seconds=30)}
+        beat = made.consumer(host=host, **times).beat_at
+    heir = made.consumer(host="heir", started_at=beat + timedelta(seconds=2))
+    tidy_vanished()
+    heir.delete()
+    made.consumer(host="deployed", started_at=timezone.now())
+    answer = page.get(CONSUMERS)
+
+    assert "! Consumers of payments.main die again and again: 3 since " in Page(answer).text
+    assert "! Consumers of payments.main die again and again: 3 since " in Page(page.get(NOW)).text
+
+
 def test_a_crash_loop_names_what_it_has_parked_and_leads_to_its_group(page: Client) -> None:
     """Its killer was one of "5 messages parked: 4 Malformed; 1 other", and both pages named innocent ones."""
     beat = timezone.now() - timedelta(minutes=20)

@@ -35,6 +35,7 @@ from django_rmq_retry.health.problems import (
     in_processes,
     in_runs,
     in_survey,
+    last_signs,
     too_many_parked,
     unreachable,
 )
@@ -702,6 +703,18 @@ def test_a_loop_stays_over_when_a_deployment_replaces_the_one_that_outlived_it()
     rows = line((90, 16), (15.9, 15), (14.9, 14), last=1)
 
     assert told_of_loops(rows, 0) == [("WARNING", 3, rows[0].beat_at)]
+
+
+def test_a_loop_that_was_noted_as_over_stays_so_after_the_one_that_outlived_it_has_ended_in_good_order() -> None:
+    """A deployment minutes later made it red again, and "No consumer is alive: 3 ended" named those of the loop."""
+    rows = line((90, 9), (8.9, 8), (7.9, 7))
+    fresh = process(9, queues=["a"], started_at=ago(minutes=0.1))
+    before = told_of_loops([*rows, fresh], 0)
+    rows[-1].replaced = True
+
+    assert before == [("ERROR", 3, rows[0].beat_at)]
+    assert told_of_loops([*rows, fresh], 0) == told_of_loops(rows, 0) == [("WARNING", 3, rows[0].beat_at)]
+    assert last_signs(rows, NOW) is None
 
 
 def test_messages_that_are_parked_since_a_loop_began_are_named_before_what_was_in_flight() -> None:
