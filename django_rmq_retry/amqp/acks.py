@@ -37,6 +37,10 @@ class Acks:
             if tag > self._low:
                 yield self._frame(BASIC_ACK, tag, 0, FRAME_END)
 
+    def has(self, tag: int) -> bool:
+        """True if this tag is settled."""
+        return tag <= self._low or tag in self._ahead
+
     def nack(self, tag: int, *, requeue: bool) -> bytes:
         self._mark_done((tag,))
         return self._frame(BASIC_NACK, tag, _REQUEUE_NACK if requeue else 0, FRAME_END)

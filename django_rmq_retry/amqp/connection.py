@@ -102,6 +102,11 @@ class Connection(pika.SelectConnection):
         return Server.of(self.server_properties)
 
     @property
+    def heartbeat(self) -> int:
+        """The negotiated seconds after two of which without a sign the other side is taken for gone."""
+        return int(self.params.heartbeat or 0)  # type: ignore[arg-type]  # a number once it is negotiated
+
+    @property
     def frame_max(self) -> int:
         """The negotiated frame size in bytes, for `marshal_publish`."""
         return int(self.params.frame_max)

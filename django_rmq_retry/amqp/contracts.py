@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from django_rmq_retry.errors import (
     MessageNacked,
@@ -212,6 +212,25 @@ class Source(Protocol):
 
     def stop(self) -> None:
         """Send the settlements that were passed in, then close."""
+
+    def take_lost(self) -> "Sequence[LostLine]":
+        """Return the lines that were lost since the last call."""
+        ...
+
+    def take_unclosed(self) -> "Sequence[LostLine]":
+        """Return, at the end, those lines and the ones that the broker has not confirmed to be closed."""
+        ...
+
+
+class LostLine(Protocol):
+    """A line that was not closed in good order: the broker delivers again what it knows no ack of."""
+
+    @property
+    def queue(self) -> str: ...
+
+    def unsure(self) -> Sequence[tuple[Any, ...]]:
+        """Return those of its last acks that the broker may not have received."""
+        ...
 
 
 class Publisher(Protocol):

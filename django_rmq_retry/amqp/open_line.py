@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from pika import frame
-from pika.exceptions import ChannelClosedByBroker
+from pika.exceptions import ChannelClosedByBroker, ChannelClosedByClient
 
 from django_rmq_retry.amqp.acks import Acks
 from django_rmq_retry.amqp.connection import Connection
@@ -24,6 +24,8 @@ log = logging.getLogger("django_rmq_retry")
 CONSUMER_TIMEOUT = "x-consumer-timeout"
 UNTIMED_CONSUMER: dict[str, object] = {CONSUMER_TIMEOUT: 4_000_000_000}
 """A consumer timeout of 46 days in milliseconds, below Erlang's longest timer; it overrides policies and the broker."""
+ACKS_ARRIVE_WITHIN = 3
+"""The multiple of the heartbeat within which an ack arrives, or its connection is closed."""
 OnProcessed = Callable[[bool], None]
 
 
@@ -41,6 +43,9 @@ class Owner(Protocol):
     def subscribed(self, line: "OpenLine") -> None: ...
 
     def message_lost(self, queue: str) -> None: ...
+
+    def ended(self, line: "OpenLine", *, in_good_order: bool) -> None:
+        """Note that the channel is closed; if not in good order, the broker may not have received the last acks."""
 
     def interrupted(self, line: "OpenLine", reason: BaseException | str) -> None: ...
 
@@ -61,6 +66,8 @@ class OpenLine:
         self.name = name or ("" if line.temporary else line.queue)
         """The queue's name on the broker."""
         self.in_flight = 0
+        # The broker has no more than these unsettled.
+        self.last_acks: deque[tuple[Any, ...]] = deque(maxlen=0 if line.auto_ack else line.prefetch)
         self.since = 0.0
         """The time of the last delivery, recorded on ordered lines only; there it is the unacked one."""
         self._connection = connection
@@ -94,6 +101,16 @@ class OpenLine:
     def ready(self) -> bool:
         """True if the queue is consumed, or waits for its turn in quarantine."""
         return self.open and bool(self._tag or self.line.quarantine)
+
+    @property
+    def queue(self) -> str:
+        return self.line.queue
+
+    def unsure(self) -> list[tuple[Any, ...]]:
+        """Return those of the last acks that the broker may not have received; the line was lost just now."""
+        since = time.monotonic() - ACKS_ARRIVE_WITHIN * self._connection.heartbeat
+        # Each begins with its time and its delivery. What was never sent may be older, of a process that was frozen.
+        return [one for one in list(self.last_acks) if one[0] >= since or not self._acks.has(one[1].token[1])]
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
         """Acknowledge these deliveries in one write."""
@@ -274,6 +291,7 @@ class OpenLine:
         self._pending += self._next
         self._next = []
         self._end_pending(processed=False)
+        self._owner.ended(self, in_good_order=isinstance(reason, ChannelClosedByClient))
         if not self._open:
             return
         if self._untimed and isinstance(reason, ChannelClosedByBroker) and CONSUMER_TIMEOUT in reason.reply_text:

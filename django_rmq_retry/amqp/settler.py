@@ -160,7 +160,7 @@ class Settler:
     def return_waiting(self, line: SettledLine) -> None:
         """Return unacked messages that wait for another attempt, because their line is paused; pending copies stay."""
         for delivery, (timer, settlement) in list(self._waiting.items()):
-            if delivery.line is line and settlement.instruction is Instruction.KEEP:
+            if line_of(delivery) is line and settlement.instruction is Instruction.KEEP:
                 del self._waiting[delivery]
                 self._io.cancel(timer)
                 self.give_back(delivery)

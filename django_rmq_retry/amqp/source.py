@@ -77,6 +77,9 @@ class PikaSource:
         self._pauses = Pauses(self._lines, return_waiting=self._settler.return_waiting, later=io.later)
         self._turns = QuarantineTurns(io, exists=self._exists, ended=self._turn_ended)
         self._messages_lost: Counter[str] = Counter()
+        self._acking: set[OpenLine] = set()
+        """The lines that have consumed and are not closed."""
+        self._lost_lines: list[OpenLine] = []
         self._quiet = False
         self._end_by = 0.0
         self._receiver: Receiver | None = None
@@ -149,6 +152,7 @@ class PikaSource:
         if line.line.queue in self._unusable:
             self._unusable.discard(line.line.queue)
             log.info("Queue %r can be consumed now", line.line.queue, extra={"event": "usable"})
+        self._acking.add(line)
         self._tries.pop(line.line.queue, None)
         self._granted.add(line.line.queue)
         if line.line.temporary is not None and all(one.exclusive for one in line.line.temporary.queues.values()):
@@ -157,6 +161,19 @@ class PikaSource:
     def message_lost(self, queue: str) -> None:
         """Count a lost message: it cannot be requeued, because the broker acknowledged it when it sent it."""
         self._messages_lost[queue] += 1
+
+    def ended(self, line: OpenLine, *, in_good_order: bool) -> None:
+        self._acking.discard(line)
+        if line.last_acks and not in_good_order:
+            self._lost_lines.append(line)
+
+    def take_lost(self) -> Sequence[OpenLine]:
+        """Return the lines that were lost since the last call."""
+        lost, self._lost_lines = self._lost_lines, []
+        return lost
+
+    def take_unclosed(self) -> Sequence[OpenLine]:
+        return [*self.take_lost(), *self._acking.copy()]
 
     def interrupted(self, line: OpenLine, reason: BaseException | str) -> None:
         """Subscribe again after the broker ended a subscription; fail only if subscribing again cannot help."""

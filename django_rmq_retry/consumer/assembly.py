@@ -93,6 +93,7 @@ def consumer(
         limits=limits,
         refusal=lambda broker: _refusal(work_queues, broker),
         watchers=watchers,
+        acks_lost=(lambda _messages: None) if recorder is None else recorder.acks_lost,
     )
     # The attempts need the gate, the consumer needs the attempts, and the gate pauses queues of the consumer.
     breaker_gate.control = made.pauses

@@ -22,6 +22,7 @@ from django_rmq_retry import forks
 from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS
 from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.consumer.deadlines import HUNG_FACTOR, Deadlines, HandlerAbandoned, TimedRun, keyless
+from django_rmq_retry.consumer.last_acks import remember
 from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.consumer.unacked import Unacked
 from django_rmq_retry.errors import InvalidBody, NoKey, UndecodableBody, UndecodableHeaders
@@ -354,6 +355,9 @@ class AttemptPipeline:
         # Evaluated for every message: a generator would take three times as long.
         asked = any([one.notes_acks for one in self._surroundings.journals])  # noqa: C419
         wanted = state.verdict is not ACK or repeated or not first or asked
+        if first and not stale and state.verdict is ACK and not subscription.once:
+            # No row tells of it, and no row is needed if its ack arrives.
+            remember(state, subscription, self._surroundings.clock())
         if wanted or subscription.judged is not None:
             self._note(state, subscription, state.verdict, stale=stale)
         elif self._surroundings.acked is not None:

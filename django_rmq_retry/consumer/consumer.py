@@ -17,6 +17,7 @@ from django_rmq_retry.consumer.batch_attempt import BatchPipeline
 from django_rmq_retry.consumer.batches import Gatherer, Gathering, batches_of
 from django_rmq_retry.consumer.deadlines import SlowHandlers
 from django_rmq_retry.consumer.hung import HungHandlers
+from django_rmq_retry.consumer.last_acks import AckedMessage, LastAcks
 from django_rmq_retry.consumer.lines import QueuePauses, consumed_lines, consumed_queues
 from django_rmq_retry.consumer.quota import Quota
 from django_rmq_retry.consumer.sequencer import Sequencer
@@ -85,6 +86,7 @@ class Consumer:
         limits: ConsumerLimits,
         refusal: Callable[[Server], str | None] = lambda _server: None,
         watchers: Watchers = Watchers(),
+        acks_lost: Callable[[Sequence[AckedMessage]], None] = lambda _messages: None,
     ) -> None:
         most = limits.messages
         self._quota = None if most is None else Quota(most, last=self._last_begun)
@@ -121,6 +123,7 @@ class Consumer:
         self._source_closed = threading.Event()
         self._code, self._lost_at, self._tries = Exit.DONE, 0.0, 0
         self._hung_handlers = HungHandlers(pipeline, source)
+        self._last_acks = LastAcks(acks_lost)
         self.why = ""
         """The reason why the consumer stops; empty while it runs."""
         self.server: Server | None = None
@@ -367,6 +370,7 @@ class Consumer:
             if why:
                 self.stop(why)
         self._slow.look(self.in_flight, time.monotonic())
+        self._last_acks.look(self._source.take_lost())
         if not self._over:
             self._watchers.ticked()
 
@@ -414,6 +418,7 @@ class Consumer:
                 "The connection did not close in time; messages that the broker did not settle return to their queues"
             )
             self._code = self._code or Exit.ERROR
+        self._last_acks.end(self._source.take_unclosed())
         self._workers.stop()
         return self._code
 

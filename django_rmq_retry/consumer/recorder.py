@@ -1,6 +1,7 @@
 """The journal of attempts: it notes how each one ended, and what a requeued copy means for its record."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -14,9 +15,10 @@ from django_rmq_retry.attempts import captured_log
 from django_rmq_retry.attempts.buffer import Buffer, Writer
 from django_rmq_retry.attempts.rows import AttemptDraft, AttemptRow, RowBuilder, draft_of
 from django_rmq_retry.conf import project_version
+from django_rmq_retry.consumer.last_acks import AckedMessage
 from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.ticket import Ticket, ticket_of
-from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.message import Delivery, message_id
 from django_rmq_retry.messages.stamp import has_history
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import early_outcomes, outcomes
@@ -77,6 +79,20 @@ class Recorder:
         draft = self._parking.pop(delivery, None)
         if draft is not None:
             self.buffer.add_correction(partial(self._writer.mark_interrupted, draft))
+
+    def acks_lost(self, messages: Sequence[AckedMessage]) -> None:
+        """Store the attempts that handled messages whose acks may be lost, so that a second handling is known as one.
+
+        Without an id it would not be: equal bodies share their attempts.
+        """
+        now, passed = database_clock.epoch(router.db_for_write(ParkedMessage)), time.monotonic()
+        for one in messages:
+            if message_id(one.arrival):
+                attempt = FinishedAttempt(
+                    delivery=one.arrival, verdict=ACK, subscription=one.subscription, seconds=one.ended - one.began
+                )
+                draft = draft_of(attempt, None, ended=now - passed + one.ended)
+                self.buffer.add(draft._replace(number=one.number, identity=one.identity or draft.identity, thread=""))
 
     def _written(self, rows: Sequence[AttemptRow]) -> None:
         """Note what attempts mean for copies of their messages that are parked, and for retries that were sent early.

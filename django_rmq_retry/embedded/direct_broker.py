@@ -1,10 +1,11 @@
 """The embedded broker in the process of a test: its topology, its publisher and its source."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import cast
+from typing import Any, cast
 
 from django_rmq_retry.amqp.contracts import (
     CONFIRMED,
@@ -269,6 +270,8 @@ class DirectLine:
         self.open = True
         self.retired = False
         self.in_flight = 0
+        self.last_acks: deque[tuple[Any, ...]] = deque(maxlen=0)
+        """None is lost here."""
         self._channel = session.channel(number)
         self._channel.qos(line.prefetch)
         self._tag = self._channel.consume(line.queue)

@@ -215,9 +215,9 @@ def checked_lately(checks: Mapping[str, int], now: datetime) -> list[OperatorAct
 def end_doubts() -> bool:
     """Take back "perhaps handled twice" of what was processed in runs that ended a while ago and lost no consumer.
 
-    Consumers that lost their connection, and live, had only fetched these messages: what they had begun they count
-    themselves. What its deaths have parked stays in doubt. A run is too old for this once the row of a consumer that
-    died may be gone.
+    Consumers that lost their connection, and live, had only fetched these messages: what they have handled they count
+    themselves, whether or not its ack has arrived. What its deaths have parked stays in doubt. A run is too old for
+    this once the row of a consumer that died may be gone.
     """
     now = database_clock.trusted(records_alias())
     if now is not None:

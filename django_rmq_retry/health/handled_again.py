@@ -23,6 +23,7 @@ CLOCKS_DIFFER = timedelta(minutes=1)
 """The most by which the clock of a publisher may be ahead of the database's."""
 MOST_HANDLED_AGAIN = 1000
 """The most of these attempts that are read."""
+_COLUMNS = ("identity", "queue", "handler", "message_id", "published_at", "started_at", "seconds", "host", "pid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,8 @@ def handled_again(now: datetime, processes: Iterable[ConsumerProcess]) -> tuple[
     known: dict[str, list[Attempt]] = {}
     for attempt in _handled_after_another(now):
         known.setdefault(attempt.identity, []).append(attempt)
+    for attempt in _handled_before(known):
+        known[attempt.identity].insert(0, attempt)
     lost = [one for one in processes if one.vanished(now)]
     suspects = [(some, {one.pk for one in lost if _may_have_had(one, some[-1])}) for some in known.values()]
     held = _in_handlers({pk for _some, of in suspects for pk in of})
@@ -110,8 +113,7 @@ def _sent_by_runs(identities: Sequence[str]) -> frozenset[str]:
 def _handled_after_another(now: datetime) -> Iterator[Attempt]:
     """Yield the attempts that did such work, the first one first."""
     rows = _again_since(now - TWICE_REPORTED_FOR).filter(verdict=ACK.name, cycle=1)
-    columns = ("identity", "queue", "handler", "message_id", "published_at", "started_at", "seconds", "host", "pid")
-    yield from sorted(rows.only(*columns)[:MOST_HANDLED_AGAIN], key=lambda one: one.ended_at)
+    yield from sorted(rows.only(*_COLUMNS)[:MOST_HANDLED_AGAIN], key=lambda one: one.ended_at)
 
 
 def delivered_again(since: datetime) -> list[tuple[Attempt, str, datetime]]:
@@ -123,6 +125,16 @@ def delivered_again(since: datetime) -> list[tuple[Attempt, str, datetime]]:
     rows = list(_again_since(since).only(*columns)[:MOST_HANDLED_AGAIN])
     names = _names({one.identity: one.message_id for one in rows})
     return [(one, names[one.identity], one.started_at) for one in rows]
+
+
+def _handled_before(identities: Collection[str]) -> Iterator[Attempt]:
+    """Yield the attempts that handled these messages at first, the last one first; one query if there are some.
+
+    Of most of them there is none: such an attempt is noted only if its message was retried, or its ack may be lost.
+    """
+    rows = Attempt.objects.filter(redelivered=False, verdict=ACK.name, cycle=1).only(*_COLUMNS).order_by("-started_at")
+    for some in with_one_of(rows, "identity", identities):
+        yield from some
 
 
 def _again_since(since: datetime) -> "QuerySet[Attempt]":

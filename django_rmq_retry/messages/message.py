@@ -1,5 +1,6 @@
 """A published message, one delivery of it, and its settlement. Each message needs a Delivery, so speed counts."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass, field
 from enum import Enum
@@ -37,6 +38,9 @@ class Message:
 
 class DeliveringLine(Protocol):
     """The subscription over which a delivery came."""
+
+    last_acks: deque[tuple[Any, ...]]
+    """What the consumer remembers of the messages that were acknowledged last."""
 
     @property
     def stale(self) -> bool:

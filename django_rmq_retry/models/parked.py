@@ -568,7 +568,7 @@ class ListedKey(models.Model):
 
 
 class Attempt(models.Model):
-    """One attempt that failed, or that succeeded after failures or as one of several deliveries.
+    """One attempt that failed, or that succeeded after failures, or as one of several deliveries, known or possible.
 
     An attempt belongs to a message by its identity, without a foreign key, because attempts are written long before
     the message is parked.

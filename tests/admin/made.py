@@ -190,7 +190,7 @@ def tried_again(message_id: str, *, at: datetime, verdict: str, **fields: Any) -
     AttemptName.objects.create(identity=identity, value=message_id, folded=folded(message_id), at=at)
     facts = {"queue": "payments.main", "host": "worker-4", "pid": 12, "number": 1, "seconds": 0.5, "thread": "t"}
     times = {"started_at": at, "verdict": verdict, "redelivered": True}
-    return Attempt.objects.create(identity=identity, message_id=message_id, **facts, **times, **fields)
+    return Attempt.objects.create(identity=identity, message_id=message_id, **{**facts, **times, **fields})
 
 
 def selected(*messages: ParkedMessage) -> str:

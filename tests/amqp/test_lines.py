@@ -1,5 +1,6 @@
 """One line on a connection without a socket: what it says is read back from the bytes."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +37,8 @@ class Owned:
         self.subscriptions += 1
 
     def message_lost(self, queue: str) -> None: ...
+
+    def ended(self, line: OpenLine, *, in_good_order: bool) -> None: ...
 
     def interrupted(self, line: OpenLine, reason: BaseException | str) -> None:
         self.interruptions.append(reason)
@@ -109,6 +112,19 @@ def test_the_prefetch_is_set_per_consumer_and_never_per_channel(owned: Owned) ->
     asked = [one for one in (*asked, *owned.methods()) if isinstance(one, spec.Basic.Qos)]
 
     assert [(one.prefetch_count, one.global_qos) for one in asked] == [(5, False)] * 2
+
+
+def test_of_a_lost_line_the_last_acks_are_unsure_that_were_sent_lately_or_never(owned: Owned) -> None:
+    owned.subscribe()
+    now, line = time.monotonic(), owned.line
+    for number, ago in enumerate((3600, 3600, 3600, 50, 1, 0), 1):
+        owned.deliver(number)
+        line.last_acks.append((now - ago, owned.arrivals[-1]))
+    line.ack([owned.arrivals[place] for place in (0, 1, 3, 4, 5)])
+    owned.at.connection.params.heartbeat = 15
+
+    # The first is one more than the prefetch. The third one's ack was never sent: the process was frozen before.
+    assert [one[1].token[1] for one in line.unsure()] == [3, 5, 6]
 
 
 def test_a_quiesced_line_never_subscribes(owned: Owned) -> None:

@@ -1,9 +1,11 @@
 """The journal that remembers attempts in the database."""
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from django_rmq_retry.attempts.buffer import Buffer, insert
 from django_rmq_retry.attempts.history import attempts_of
 from django_rmq_retry.attempts.rows import AttemptDraft, AttemptRow, RowBuilder
 from django_rmq_retry.conf import project_version
+from django_rmq_retry.consumer.attempt_state import AttemptState
+from django_rmq_retry.consumer.last_acks import LARGEST_KEPT_BODY, AckedMessage, remember
 from django_rmq_retry.consumer.recorder import Recorder
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
@@ -62,6 +66,32 @@ def test_a_success_at_the_first_attempt_is_not_recorded(recorder: Recorder) -> N
     recorder.note(success(delivery(headers={"rmq-retry-exchange": "payments"})))
 
     assert (len(recorder.buffer), recorder.notes_acks) == (0, False)
+
+
+@pytest.mark.parametrize("size", [2, LARGEST_KEPT_BODY + 1], ids=["small", "large"])
+def test_what_was_handled_before_its_ack_was_lost_is_recorded_as_the_same_message(
+    recorder: Recorder, rows: list[AttemptRow], size: int
+) -> None:
+    line, again = SimpleNamespace(last_acks=deque()), delivery(message_id="m-1", body=b"1" * size, redelivered=True)
+    arrival = replace(again, redelivered=False, token=(line, 1))
+    remember(AttemptState(arrival, arrival, began=1.0, number=2), CHARGE, now=3.0)
+    messages = [AckedMessage(*one) for one in line.last_acks]
+    recorder.acks_lost(messages)
+    recorder.note(success(again))
+    recorder.buffer.flush()
+    # What comes again is written at once, before its ack.
+    second, first = rows
+
+    assert first.identity == second.identity
+    assert (first.verdict, first.number, first.seconds, first.redelivered) == ("ack", 2, 2.0, False)
+    assert len(messages[0].arrival.body) <= LARGEST_KEPT_BODY
+
+
+def test_what_was_handled_without_an_id_is_not_recorded(recorder: Recorder) -> None:
+    """Equal bodies share their attempts: two payments would count as one that was handled twice."""
+    recorder.acks_lost([AckedMessage(3.0, delivery(), CHARGE, 1.0, 1, "")])
+
+    assert len(recorder.buffer) == 0
 
 
 def test_what_another_consumer_had_before_is_recorded_before_its_ack(

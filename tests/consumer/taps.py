@@ -6,6 +6,7 @@ from typing import Any
 
 from django_rmq_retry import Delivery
 from django_rmq_retry.amqp import Line
+from django_rmq_retry.amqp.contracts import LostLine
 from django_rmq_retry.messages import Settlement
 from tests.handlers.factories import delivery
 
@@ -53,6 +54,12 @@ class Tap:
         self.words.append("stop")
         if self.receives_last_acks:
             self.receiver.closed()
+
+    def take_lost(self) -> Sequence[LostLine]:
+        return ()
+
+    def take_unclosed(self) -> Sequence[LostLine]:
+        return ()
 
     def report_emptiness(self, told: Callable[[bool], None]) -> None:
         told(self.is_empty)

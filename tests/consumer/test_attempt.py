@@ -3,6 +3,7 @@ import gc
 import json
 import struct
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
@@ -49,6 +50,7 @@ from django_rmq_retry.policies import Backoff, Hop, Kind, Policy, Route
 from django_rmq_retry.policies.policy import AutoAck
 from tests.consumer.attempts import PLAIN, Bench, Book, pipeline_of
 from tests.handlers.factories import delivery, subscription
+from tests.messages.exceptions import post
 from tests.messages.parked_copies import read_back
 
 DIRECT = "amq.rabbitmq.reply-to.g1AAA"
@@ -186,7 +188,7 @@ def test_a_success_whose_connection_was_lost_meanwhile_is_told_and_recorded(
     caplog: pytest.LogCaptureFixture, *, lost: bool
 ) -> None:
     """A frozen consumer paid four payments three minutes after others had, and its log said "ack"."""
-    line, book = SimpleNamespace(stale=False), Book(notes_acks=False)
+    line, book = SimpleNamespace(stale=False, last_acks=deque()), Book(notes_acks=False)
 
     def pay(_message: Delivery) -> None:
         line.stale = lost
@@ -202,6 +204,7 @@ class EndingLine:
 
     def __init__(self, looks: int) -> None:
         self.looks = looks
+        self.last_acks = deque[object]()
 
     @property
     def stale(self) -> bool:
@@ -220,6 +223,25 @@ def test_a_lost_connection_is_told_by_all_who_tell_of_an_attempt_or_by_none(
     warned = "but its connection was lost" in caplog.text
 
     assert [(one.redelivered, bool(one.keys)) for one in drafts] == [(warned, warned)]
+
+
+@pytest.mark.parametrize(
+    ("arrival", "act", "remembered"),
+    [
+        (delivery(message_id="m-1"), lambda _: None, 1),
+        (delivery(message_id="m-1"), lambda _: post(), 0),
+        (replace(delivery(message_id="m-1"), redelivered=True), lambda _: None, 0),
+        (delivery(message_id="m-1", headers={"rmq-retry-attempts": 1}), lambda _: None, 0),
+    ],
+    ids=["first", "failed", "delivered again: it has a row", "a retry: it has a row"],
+)
+def test_a_first_success_is_remembered_until_its_ack_has_arrived(
+    arrival: Delivery, act: Callable[[Delivery], object], remembered: int
+) -> None:
+    line = SimpleNamespace(stale=False, last_acks=deque())
+    Bench(act=act).settle(replace(arrival, token=(line, 1)))
+
+    assert [one[1].id for one in line.last_acks] == ["m-1"] * remembered
 
 
 def test_a_message_that_no_handler_takes_is_parked_with_that_reason() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -180,7 +181,7 @@ def test_a_half_gets_fresh_data(rmq: RmqTest) -> None:
 
 def test_no_half_is_called_again_once_the_connection_is_lost() -> None:
     """The broker delivers all of them again: those that a half has done would be done twice."""
-    line, calls = SimpleNamespace(stale=False), list[int]()
+    line, calls = SimpleNamespace(stale=False, last_acks=deque()), list[int]()
 
     def act(messages: Sequence[Delivery]) -> None:
         calls.append(len(messages))

@@ -1,6 +1,7 @@
 """The consumer over a source of the test's own: no broker, real threads."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -660,7 +661,7 @@ def test_an_ordering_key_is_computed_without_a_watcher_thread(monkeypatch: pytes
 @pytest.mark.parametrize("policy", [OneShot(), StopTheLine()])
 def test_what_has_not_begun_as_the_connection_is_lost_does_not_begin(policy: Policy) -> None:
     """The broker delivers it again."""
-    line, begun, goes_on = SimpleNamespace(stale=False), list[bytes](), threading.Event()
+    line, begun, goes_on = SimpleNamespace(stale=False, last_acks=deque()), list[bytes](), threading.Event()
 
     def run(message: Delivery) -> None:
         begun.append(message.body)
@@ -677,7 +678,7 @@ def test_what_has_not_begun_as_the_connection_is_lost_does_not_begin(policy: Pol
     wait_until(lambda: begun)
     line.stale = True
     goes_on.set()
-    tap.receiver.arrived(replace(delivery(body=b"7"), token=(SimpleNamespace(stale=False), 1)))
+    tap.receiver.arrived(replace(delivery(body=b"7"), token=(SimpleNamespace(stale=False, last_acks=deque()), 1)))
     wait_until(lambda: b"7" in begun)
     made.consumer.stop("the test is over")
 

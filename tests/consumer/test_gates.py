@@ -1,5 +1,6 @@
 """Several gates: each receives the verdict on a run once, even if another gate fails."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -97,7 +98,7 @@ def test_a_message_that_a_gate_parks_is_recorded_and_not_run() -> None:
 
 def test_a_message_whose_connection_is_lost_at_a_gate_does_not_begin() -> None:
     """A gate may wait for its database longer than the connection lives: the broker delivers the message again."""
-    line, runs = SimpleNamespace(stale=False), list[Delivery]()
+    line, runs = SimpleNamespace(stale=False, last_acks=deque()), list[Delivery]()
 
     class Hanging(One):
         def enter(self, delivery: Delivery, subscription: Subscription) -> None:

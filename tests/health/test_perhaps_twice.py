@@ -154,6 +154,15 @@ def test_what_two_workers_have_handled_needs_no_dead_one_and_is_certain(admin_us
     assert listed.count("worker-4:12") == 2
 
 
+def test_what_was_handled_and_came_again_as_its_ack_was_lost_was_handled_twice() -> None:
+    """The first of the two is noted as its connection is lost: it came to nobody before."""
+    for message_id, ago, again in (("9f3c-1", 90, False), ("9f3c-1", 30, True), ("9f3c-2", 90, False)):
+        at = timezone.now() - timedelta(seconds=ago)
+        made.tried_again(message_id, at=at, verdict=ACK.name, redelivered=again)
+
+    assert told() == ["1 message was handled twice, the last time 29 s ago: 9f3c-1."]
+
+
 def test_what_two_workers_have_handled_comes_first() -> None:
     """Twelve payments were made twice, and none of them was among the ten that the list showed."""
     made.consumer(seconds=600)

@@ -101,7 +101,8 @@ class Pair:
     def _read(self, source: socket.socket, way: str) -> bytes:
         """Return the bytes received once they may pass; nothing at the end."""
         while not self._over.is_set():
-            if select.select([source], [], [], LOOK)[0] and self._proxy.open(way):
+            # What was held back as the connection was cut is lost with it.
+            if select.select([source], [], [], LOOK)[0] and self._proxy.open(way) and not self._over.is_set():
                 return source.recv(CHUNK)
         return b""
 
