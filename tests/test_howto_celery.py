@@ -46,6 +46,10 @@ app.set_default()
 def report():
     pass
 
+@app.task(name="payments.tasks.charge_back")
+def charge_back(payment):
+    pass
+
 @app.task(name="payments.tasks.receipt")
 def receipt(payment):
     note(f"receipt {payment}")
@@ -121,7 +125,7 @@ def bank(broker_url: str, tmp_path: Path, own_database: Own) -> Bank:
 
 
 def moved() -> str:
-    return example('"payments.charge",', "Exponential")
+    return example('"payments.charge",', "retry_on=BankDown")
 
 
 def ready(amqp: BlockingChannel) -> int:
@@ -146,18 +150,19 @@ def test_two_looks_find_the_last_call_of_a_task_in_a_shared_queue(bank: Bank) ->
     look, nothing = example("celery -A bank inspect"), example("celery.accumulate --queue").removeprefix("$ ")
     counted = '"payments.tasks.charge": '
     with bank.worker():
-        bank.celery_sends("report.delay(); charge.delay(7); report.delay()")
+        bank.celery_sends("report.delay(); charge_back.delay(7); charge.delay(7); report.delay()")
         wait_until(bank.noted)
         first = bank.celery(look)
         sent = bank.celery(nothing).strip()
         wait_until(lambda: f"Task celery.accumulate[{sent}] succeeded" in bank.log.read_text())
         second = bank.celery(look)
         bank.celery_sends("report.delay(); charge.apply_async((8,), countdown=3600)")
-        wait_until(lambda: bank.log.read_text().count("Task payments.tasks.charge") == 3)
+        wait_until(lambda: bank.log.read_text().count("Task payments.tasks.charge[") == 3)
         third = bank.celery(look)
 
     for seen in (first, second, third):
         assert (seen.count(f"{counted}1"), seen.count("1 node online")) == (2, 5), seen
+    assert "charge_back" not in first
     assert ["celery.accumulate" in seen for seen in (first, second, third)] == [False, True, True]
     assert ["'args'" in seen for seen in (first, second, third)] == [False, False, True]
 
@@ -213,9 +218,7 @@ def test_on_the_way_back_celery_gets_what_is_parked(bank: Bank) -> None:
         consumer.signal()
         assert consumer.code() == 0
 
-    imports, body = example("only the body of charge is new").split("\n\n\n")
-    rest, _, _ = moved().partition("def charge(message):")
-    bank.written(charging=CHARGING, handlers=f"{imports}\n{rest}{body}")
+    bank.written(charging=CHARGING, handlers=example('CeleryCall(task="payments.tasks.charge"'))
     lines = page("celery.md").read_text().splitlines()
     command = next(line for line in lines if "manage.py rmq_parked requeue" in line)
     with bank.worker(), bank.running("rmq_consume", "payments.charge") as consumer:
@@ -271,12 +274,14 @@ def test_celery_messages_are_moved_with_their_ids_and_countdowns(
         wait_until(lambda: "Task payments.tasks.charge[task-1] received" in bank.log.read_text())
         assert ready(amqp) == 0
     bank.celery_sends("charge.apply_async((2,), task_id='task-2'); charge.delay(payment=3); report.delay()")
-    assert ready(amqp) == 4
+    bank.celery_sends("charge.apply_async((4,), countdown=3600, expires=1800)")
+    assert ready(amqp) == 5
 
-    bank.written(handlers=example("def charge_of_celery"))
+    bank.written(handlers=f"{moved()}\n{example('def charge_of_celery')}")
     bank.declared()
     with bank.running("rmq_consume", "payments.charge", "celery") as consumer:
         consumer.says("event=ack queue=celery", times=3)
+        consumer.says("event=discard queue=celery")
         consumer.says("message_id=task-2")
         wait_until(lambda: len(bank.noted()) == 2)
         wait_until(lambda: ParkedMessage.objects.using(ALIAS).exists())
@@ -301,7 +306,7 @@ def test_celery_messages_are_moved_with_their_ids_and_countdowns(
 def test_a_call_whose_callback_would_be_lost_is_parked_instead(bank: Bank) -> None:
     bank.celery_sends("charge.apply_async((1,), link=report.si()); charge.delay(2)")
 
-    bank.written(handlers=example("def charge_of_celery"))
+    bank.written(handlers=f"{moved()}\n{example('def charge_of_celery')}")
     bank.declared()
     with bank.running("rmq_consume", "payments.charge", "celery") as consumer:
         consumer.says("event=ack queue=payments.charge")
