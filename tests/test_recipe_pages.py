@@ -207,6 +207,24 @@ def test_the_parts_of_the_manifest_fit_together() -> None:
     }
 
 
+def test_a_restricted_namespace_takes_the_pods_of_the_manifest() -> None:
+    pods = [manifest()[kind]["spec"]["template"]["spec"]["securityContext"] for kind in ("Job", "Deployment")]
+
+    assert pods == [{"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}] * 2
+    for one in containers():
+        assert one["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    # A user by name could be root, as far as the kubelet can tell.
+    [image] = [block.text for block in blocks(page("kubernetes.md")) if block.kind == "dockerfile"]
+    assert re.search(r"^USER [1-9]\d*$", image, re.MULTILINE)
+
+
+def test_the_policy_of_the_manifest_guards_the_port_of_its_consumers() -> None:
+    policy, template = manifest()["NetworkPolicy"]["spec"], manifest()["Deployment"]["spec"]["template"]
+
+    assert policy["podSelector"]["matchLabels"] == template["metadata"]["labels"]
+    assert policy["ingress"][0]["ports"] == [{"port": template["spec"]["containers"][0]["ports"][0]["name"]}]
+
+
 def test_the_index_leads_to_every_recipe() -> None:
     index = page("recipes.md").read_text()
     recipes = sorted(path.name for path in (DOCS / "recipes").glob("*.md"))
