@@ -145,6 +145,7 @@ ANSWERS = {
     "priorities": ("max_priority", "priority", "urgent message"),
     "publishing#from-java-or-another-language": ("java", "non django", "other language", "publish from java"),
     "publishing#calls": ("get result", "result", "return value", "rpc", "wait for answer"),
+    "publishing#to-a-handler": ("delay", "delay message", "delay minutes", "delayed message"),
     "publishing": (
         *("at a time", "countdown", "eta", "publish"),
         *("publish many", "schedule message", "send message later"),
@@ -152,7 +153,6 @@ ANSWERS = {
     "rates": ("limit requests", "per second", "rate", "rate limit", "throttle"),
     "recipes": ("cookbook", "examples", "recipe"),
     "recipes#cancel-a-delayed-message": ("cancel delayed message", "cancel message", "cancel task", "revoke"),
-    "recipes#delay-a-message": ("delay", "delay message", "delay minutes", "delayed message"),
     "recipes#debug-a-parked-message-on-your-machine": ("debug parked message", "export import message", "reproduce"),
     "recipes#requeue-at-2-am": ("at night", "requeue later", "requeue 2 am", "schedule requeue", "requeue tonight"),
     "recipes#empty-the-queues-and-exit": ("burst", "run once and exit"),
