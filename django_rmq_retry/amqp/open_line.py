@@ -24,8 +24,10 @@ log = logging.getLogger("django_rmq_retry")
 CONSUMER_TIMEOUT = "x-consumer-timeout"
 UNTIMED_CONSUMER: dict[str, object] = {CONSUMER_TIMEOUT: 4_000_000_000}
 """A consumer timeout of 46 days in milliseconds, below Erlang's longest timer; it overrides policies and the broker."""
-ACKS_ARRIVE_WITHIN = 3
-"""The multiple of the heartbeat within which an ack arrives, or its connection is closed."""
+SILENCE_SECONDS = 10.0
+"""Seconds beyond three heartbeats within which an ack arrives, or its connection is closed: pika, which looks once in a
+heartbeat and five seconds whether anything came, may look twice, and so may the broker.
+"""
 OnProcessed = Callable[[bool], None]
 
 
@@ -108,7 +110,7 @@ class OpenLine:
 
     def unsure(self) -> list[tuple[Any, ...]]:
         """Return those of the last acks that the broker may not have received; the line was lost just now."""
-        since = time.monotonic() - ACKS_ARRIVE_WITHIN * self._connection.heartbeat
+        since = time.monotonic() - 3 * self._connection.heartbeat - SILENCE_SECONDS
         # Each begins with its time and its delivery. What was never sent may be older, of a process that was frozen.
         return [one for one in list(self.last_acks) if one[0] >= since or not self._acks.has(one[1].token[1])]
 

@@ -19,7 +19,7 @@ from django_rmq_retry.consumer.last_acks import AckedMessage
 from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.ticket import Ticket, ticket_of
 from django_rmq_retry.messages.message import Delivery, message_id
-from django_rmq_retry.messages.stamp import has_history
+from django_rmq_retry.messages.stamp import has_history, was_tried
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import early_outcomes, outcomes
 from django_rmq_retry.policies.verdict import ACK, Discard, Kind
@@ -64,7 +64,7 @@ class Recorder:
             ticket = ticket_of(attempt.delivery)
             if ticket is not None and kind in (Kind.ACK, Kind.DISCARD):
                 self._end(ticket, attempt, database_clock.stored(ended))
-            if kind is not Kind.ACK or ticket is not None or again or attempt.delivery.attempt > 1:
+            if kind is not Kind.ACK or ticket is not None or again or was_tried(attempt.delivery):
                 draft = draft_of(attempt, ticket, ended=ended)
                 # If this process dies next, too, nothing else tells that the message was handled again.
                 lasting = kind is Kind.ACK and again and not attempt.subscription.once and not _in_transaction()

@@ -82,7 +82,7 @@ def settlement_of(verdict: Verdict, case: Case) -> Settlement:
     if verdict.kind is not Kind.RETRY or subscription is None:
         return DONE
     if goes_back(verdict):
-        return put_back(case.delivery, subscription, in_place=False)
+        return put_back(case.delivery, subscription, in_place=False, failure=str(verdict.error or ""))
     hop = Hop(delay=verdict.after, stamp=_after(verdict, case))
     return subscription.policy.via.carry(subscription.route, case.delivery, hop)
 
@@ -100,19 +100,24 @@ def next_hop(delivery: Delivery, subscription: Subscription) -> Settlement | Non
     return via.carry(subscription.route, delivery, hop)
 
 
-def copied_to(delivery: Delivery, queue: str, subscription: Subscription | None) -> Settlement:
-    """Copy a message, with its stamp, to its work queue or quarantine queue, where its returns count from zero."""
-    copy = copy_of(delivery, _with_origin(delivery, subscription), exchange="", routing_key=queue)
+def copied_to(delivery: Delivery, queue: str, subscription: Subscription | None, *, failure: str = "") -> Settlement:
+    """Copy a message, with its stamp, to its work queue or quarantine queue, where its returns count from zero.
+
+    The stamp of one whose attempt failed, and does not count, tells that by its summary.
+    """
+    stamp = _with_origin(delivery, subscription)
+    stamp = stamp.noting(failure, attempt=delivery.attempt) if failure else stamp
+    copy = copy_of(delivery, stamp, exchange="", routing_key=queue)
     return Settlement(instruction=Instruction.ACK, copy=copy)
 
 
-def put_back(delivery: Delivery, subscription: Subscription, *, in_place: bool) -> Settlement:
+def put_back(delivery: Delivery, subscription: Subscription, *, in_place: bool, failure: str = "") -> Settlement:
     """Return a message to its queue, uncounted: as a copy, or by leaving it unacked until its channel closes."""
     if in_place or not subscription.queue.lasting or len(delivery.raw) > ROOM_BYTES:
         return Settlement(instruction=Instruction.KEEP, hold=RETURN_SECONDS)
     queue = subscription.queue.name + (QUARANTINE if delivery.quarantined else "")
     try:
-        return copied_to(delivery, queue, subscription)
+        return copied_to(delivery, queue, subscription, failure=failure)
     except UndecodableHeaders:
         return Settlement(instruction=Instruction.KEEP, hold=RETURN_SECONDS)
 

@@ -67,18 +67,19 @@ class Stamp(NamedTuple):
 
     def after(self, failure: str, *, attempt: int, now: int, traceparent: str = "") -> "Stamp":
         """Return the stamp with one more failed attempt, described in one line."""
-        line = f"#{attempt} {failure}".replace("\n", " ")
-        summary = f"{self.summary}\n{line}" if self.summary else line
-        if len(summary) > SUMMARY_BYTES // 4:
-            # UTF-8 takes up to four bytes for each character.
-            summary = _latest(summary)
-        return self._replace(
+        return self.noting(failure, attempt=attempt)._replace(
             # Forged x-death counts can add up to more than an integer header holds.
             attempts=min(attempt, HIGHEST_COUNT),
             since=self.since or now,
-            summary=summary,
             traceparent=traceparent or self.traceparent,
         )
+
+    def noting(self, failure: str, *, attempt: int) -> "Stamp":
+        """Return the stamp with a failed attempt in its summary, which does not count."""
+        line = f"#{attempt} {failure}".replace("\n", " ")
+        summary = f"{self.summary}\n{line}" if self.summary else line
+        # UTF-8 takes up to four bytes for each character.
+        return self._replace(summary=_latest(summary) if len(summary) > SUMMARY_BYTES // 4 else summary)
 
     def headers(self) -> dict[str, object]:
         return {
@@ -182,6 +183,16 @@ def copy_of(
 def has_history(delivery: Delivery) -> bool:
     """True if a message has failed or was requeued before: it is noted even if it now succeeds."""
     return delivery.attempt > 1 or PREFIX_BYTES in delivery.raw
+
+
+def was_tried(delivery: Delivery) -> bool:
+    """True if an attempt of the message failed before, counted or not; an attempt of it has a row."""
+    if delivery.attempt > 1:
+        return True
+    try:
+        return bool(stamp_of(delivery).summary)
+    except UndecodableHeaders:
+        return False
 
 
 def tells_of_unacked(delivery: Delivery) -> bool:

@@ -24,9 +24,10 @@ from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.parked import outcomes
 from django_rmq_retry.policies import DUPLICATE, discard, park, retry
+from django_rmq_retry.policies.policy import uncounted_retry
 from tests.attempts.attempted import CHARGE, failure, success
 from tests.consumer.attempts import finished
-from tests.handlers.factories import delivery
+from tests.handlers.factories import arrived, delivery, settled
 from tests.messages.exceptions import BankDown, caught, post
 from tests.parked.arrivals import ticket_header
 from tests.parked.made import group, item, parked
@@ -59,6 +60,18 @@ def test_a_failure_and_the_success_after_it_are_recorded(recorder: Recorder, row
     recorder.buffer.flush()
 
     assert [(row.number, row.verdict) for row in rows] == [(1, "retry"), (2, "ack")]
+
+
+def test_a_success_after_an_attempt_that_did_not_count_is_recorded(recorder: Recorder, rows: list[AttemptRow]) -> None:
+    """A search said "may still be handled: attempt 1 failed" of a payment that was made once its breaker had closed."""
+    failed = uncounted_retry(retry(30, ErrorNote.of(BankDown("the bank is down"))), CHARGE.policy)
+    copy = settled(failed, delivery(message_id="m-1"), CHARGE).copy
+    assert copy is not None
+    recorder.note(success(arrived(copy, queue="payments")))
+    recorder.buffer.flush()
+
+    assert [(row.number, row.verdict) for row in rows] == [(1, "ack")]
+    assert copy.headers["rmq-retry-summary"] == "#1 BankDown: the bank is down"
 
 
 def test_a_success_at_the_first_attempt_is_not_recorded(recorder: Recorder) -> None:
