@@ -424,7 +424,7 @@ class MessageList(ChangeList):
     framed = True
     """True: the field in the frame of the page searches it."""
     queued = 0
-    """If a search finds nothing: how many messages wait on the broker, whose keys are not known."""
+    """For a search: how many messages wait on the broker, whose keys are not known."""
     elsewhere: Elsewhere | None = None
     """What else a search has searched, and found."""
     nameless: Sequence[ParkedMessage] = ()
@@ -450,7 +450,8 @@ class MessageList(ChangeList):
             if not self.result_count:
                 known = with_content(self.query)
                 self.nameless = [row for row in known if not refusal(request, "view", message=row)][:MOST_NAMELESS]
-            if not (self.result_count or self.elsewhere.found or refusal(request, "view_status")):
+            if not refusal(request, "view_status"):
+                # Nobody knows whose they are.
                 self.queued = waiting_seen()
         elif not self.result_count and not operators.has_own_rules(request.user):
             self.others = list(self._in_other_states())

@@ -48,10 +48,10 @@ def difference(before: str, after: str) -> list[DiffLine]:
 
 
 def _lines(old: Sequence[str], new: Sequence[str]) -> Iterator[DiffLine]:
-    end = 0
+    shown = 0
     for group in _groups(old, new):
-        yield from _left_out(old[end : group[0][1]])
-        end = group[-1][2]
+        yield from _left_out(old[shown : group[0][1]])
+        shown = group[-1][2]
         for tag, low, high, begin, end in group:
             if tag == "equal":
                 yield from (_line(Sign.SAME, text, 0, 0) for text in old[low:high])
@@ -59,7 +59,7 @@ def _lines(old: Sequence[str], new: Sequence[str]) -> Iterator[DiffLine]:
             pairs = [_apart(before, after) for before, after in zip_longest(old[low:high], new[begin:end])]
             yield from (line for line, _new in pairs if line is not None)
             yield from (line for _old, line in pairs if line is not None)
-    yield from _left_out(old[end:])
+    yield from _left_out(old[shown:])
 
 
 def _left_out(lines: Sequence[str]) -> Iterator[DiffLine]:

@@ -20,6 +20,15 @@ def test_each_change_is_shown_with_three_lines_of_context() -> None:
     ]  # fmt: skip
 
 
+def test_what_follows_a_line_that_is_gone_is_shown_once() -> None:
+    """The review of an edit showed one closing brace more than the message had."""
+    before = '{\n  "to": {\n    "iban": "DE1"\n  },\n  "closed": true\n}'
+
+    assert told(before, before.replace(',\n  "closed": true', "")) == [
+        " {", '   "to": {', '     "iban": "DE1"', "-  },", '-  "closed": true', "+  }", " }",
+    ]  # fmt: skip
+
+
 def test_thousands_of_changed_lines_are_compared_quickly() -> None:
     before = "\n".join(f'  "rent": 1,\n  "id": {number},' for number in range(2000))
     begun = time.process_time()
