@@ -1058,7 +1058,9 @@ def in_runs(
 ) -> Iterator[Problem]:
     """Yield the runs that need somebody; ``elsewhere`` has the unsent messages that are not to be counted with them."""
     for run in runs:
-        since = run.leased_until or run.beat_at or run.created_at
+        paused = run.state == RunState.PAUSED
+        # A lease ends later than its driver has stopped.
+        since = min((None if paused else run.leased_until) or run.beat_at or run.created_at, now)
         others = elsewhere.get(run.pk, 0)
         idle, explanation = now - since, _with_others(run.explanation, others).removesuffix(".")
         values: dict[str, object] = {

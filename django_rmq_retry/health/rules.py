@@ -139,8 +139,8 @@ class Code(Enum):
             "count",
         ),
         why=_(
-            "Two consumers have each handled it to the end: the first one lost its connection before it could say so. "
-            "Undo what must not be done twice."
+            "It was handled to the end, and then again: the connection was lost before the first acknowledgement "
+            "arrived. Undo what must not be done twice."
         ),
         fix=_lists("DONE_TWICE"),
         page=ActingPage.HANDLED_AGAIN,

@@ -848,6 +848,11 @@ RUNS: list[tuple[dict[str, Any], str]] = [
     ({"state": RunState.PAUSED, "wait": RunWait.GUARD}, "RUN_PAUSED Requeue run 8 paused itself: More messages"),
     ({"state": RunState.PAUSED}, "RUN_HELD Requeue run 8 has been paused for 0 s."),
     ({"state": RunState.PAUSED, "created_at": ago(hours=5)}, "RUN_HELD Requeue run 8 has been paused for 5 h."),
+    # The lease of its driver had not ended as it was paused: "has been paused for -12 s".
+    (
+        {"state": RunState.PAUSED, "beat_at": ago(seconds=3), "leased_until": ago(seconds=-12)},
+        "RUN_HELD Requeue run 8 has been paused for 3 s.",
+    ),
     ({"wait": RunWait.QUEUE_DEEP}, "RUN_WAITS Requeue run 8 waits: The queue holds more messages"),
     ({"wait": RunWait.NO_CONSUMER}, "RUN_WAITS Requeue run 8 waits: The rest waits for the first outcomes, and no"),
     ({"wait": RunWait.LISTING}, ""),
