@@ -23,6 +23,7 @@ CLOCKS_DIFFER = timedelta(minutes=1)
 """The most by which the clock of a publisher may be ahead of the database's."""
 MOST_HANDLED_AGAIN = 1000
 """The most of these attempts that are read."""
+READ_APART = timedelta(seconds=1)
 _COLUMNS = ("identity", "queue", "handler", "message_id", "published_at", "started_at", "seconds", "host", "pid")
 
 
@@ -40,6 +41,8 @@ class HandledAgain:
     """When the last of these handlings began."""
     begun_by: tuple[Begun, ...] = ()
     """The lost processes that had it in a handler at their last heartbeat; without one they may have had it waiting."""
+    still: tuple[Begun, ...] = ()
+    """The living processes that had begun it before the last handling, and have it in a handler yet."""
     beside: tuple[str, ...] = ()
     """The other processes that ran before, and still do: one that lost its connection may have handled it."""
     name: str = ""
@@ -53,7 +56,7 @@ class HandledAgain:
     @property
     def perhaps(self) -> int:
         """How often it was handled at most, as far as it is known who had it."""
-        return len(self.times) + (len(self.begun_by) or int(not self.certain))
+        return len(self.times) + (len(self.begun_by) + len(self.still) or int(not self.certain))
 
     @property
     def beside_listed(self) -> str:
@@ -66,7 +69,9 @@ class HandledAgain:
     @property
     def mark(self) -> str:
         """The digest of the doubt."""
-        return mark("again", self.identity, self.at, len(self.times), bool(self.begun_by) and not self.certain)
+        return mark(
+            "again", self.identity, self.at, len(self.times), bool(self.begun_by or self.still) and not self.certain
+        )
 
 
 def handled_again(now: datetime, processes: Iterable[ConsumerProcess]) -> tuple[HandledAgain, ...]:
@@ -75,21 +80,25 @@ def handled_again(now: datetime, processes: Iterable[ConsumerProcess]) -> tuple[
     Read an index: few messages are handled that a consumer had before; two queries more if there are some.
 
     A consumer that stops in good order gives back what it has not begun. So a message counts only if one of its queue
-    vanished before, as long as its row is kept, and not before the message was published; or if two handled it.
+    vanished before, as long as its row is kept, and not before the message was published; or if two handled it; or if
+    one that lives has it in a handler yet: it lost its connection, or was frozen.
     """
     known: dict[str, list[Attempt]] = {}
     for attempt in _handled_after_another(now):
         known.setdefault(attempt.identity, []).append(attempt)
     for attempt in _handled_before(known):
         known[attempt.identity].insert(0, attempt)
-    lost = [one for one in processes if one.vanished(now)]
+    every = list(processes)
+    lost, others = ([one for one in every if one.vanished(now) is gone] for gone in (True, False))
     suspects = [(some, {one.pk for one in lost if _may_have_had(one, some[-1])}) for some in known.values()]
-    held = _in_handlers({pk for _some, of in suspects for pk in of})
-    found = [_told(some, begun_by(held[pk] for pk in of if pk in held)) for some, of in suspects]
-    told = [one for (_some, of), one in zip(suspects, found, strict=True) if one.certain or of]
+    beside = {one.pk for one in others if any(_had_begun(one, some[-1]) for some in known.values())}
+    held = _in_handlers({pk for _some, of in suspects for pk in of} | beside)
+    at_work = begun_by(held[pk] for pk in beside if pk in held)
+    found = [_told(some, begun_by(held[pk] for pk in of if pk in held), at_work) for some, of in suspects]
+    told = [one for (_some, of), one in zip(suspects, found, strict=True) if one.certain or of or one.still]
     counted = _sent_by_runs([one.identity for one in told if not one.certain])
     told = [one for one in told if one.certain or one.identity not in counted]
-    return tuple(sorted(told, key=lambda one: (one.certain, bool(one.begun_by), one.at), reverse=True))
+    return tuple(sorted(told, key=lambda one: (one.certain, bool(one.begun_by or one.still), one.at), reverse=True))
 
 
 def _may_have_had(lost: ConsumerProcess, attempt: Attempt) -> bool:
@@ -100,6 +109,11 @@ def _may_have_had(lost: ConsumerProcess, attempt: Attempt) -> bool:
     published, ended = attempt.published_at, lost.ended_at
     after_its_end = published is not None and ended is not None and published > ended + CLOCKS_DIFFER
     return lost.beat_at < attempt.started_at and reads(lost, attempt.queue) and not after_its_end
+
+
+def _had_begun(living: ConsumerProcess, attempt: Attempt) -> bool:
+    """Return True if a living consumer may have begun a message before this attempt."""
+    return living.started_at < attempt.started_at and reads(living, attempt.queue)
 
 
 def _sent_by_runs(identities: Sequence[str]) -> frozenset[str]:
@@ -161,8 +175,11 @@ def _in_handlers(processes: Collection[int]) -> dict[int, ConsumerProcess]:
     return {one.pk: one for some in with_one_of(rows, "pk", processes) for one in some}
 
 
-def _told(some: Sequence[Attempt], begun: BegunBy) -> HandledAgain:
+def _told(some: Sequence[Attempt], begun: BegunBy, at_work: BegunBy) -> HandledAgain:
     last = some[-1]
+    # Its own attempt began when it did, but for what clocks are read apart.
+    before = last.started_at - READ_APART
+    yet = at_work.get((last.queue, last.message_id), ()) if last.message_id else ()
     # Without an id, messages of one body have the same attempts: it is not known that one was handled twice.
     times = some if last.message_id else [last]
     return HandledAgain(
@@ -173,6 +190,7 @@ def _told(some: Sequence[Attempt], begun: BegunBy) -> HandledAgain:
         times=tuple((one.ended_at, one.process) for one in times),
         begun_at=last.started_at,
         begun_by=all_begun(begun, [last.queue], last.message_id, some),
+        still=tuple(one for one in yet if one.since is not None and one.since < before),
     )
 
 
@@ -186,7 +204,7 @@ def named(
 
 
 def _beside(one: HandledAgain, living: Iterable[ConsumerProcess]) -> tuple[str, ...]:
-    if one.certain or one.begun_by:
+    if one.certain or one.begun_by or one.still:
         return ()
     ran = [str(it) for it in living if it.started_at < one.begun_at and reads(it, one.queue)]
     if one.times[-1][1] in ran:

@@ -146,6 +146,21 @@ class Code(Enum):
         page=ActingPage.HANDLED_AGAIN,
         alerts_once=True,
     )
+    STILL_AT_IT = _error(Area.CONSUMERS)(
+        text=ngettext_lazy(
+            "%(number)s message is still in a handler, and another consumer has handled it meanwhile: %(names)s.",
+            "%(number)s messages are still in handlers, and other consumers have handled them meanwhile: %(names)s.",
+            "count",
+        ),
+        why=_(
+            "The process lost its connection, or was frozen, and goes on. If this must not be done twice, end it now "
+            "with kill -9: a stop waits for the handler."
+        ),
+        fix="Look at each process: manage.py rmq_status --consumers",
+        page=ActingPage.CONSUMERS,
+        runbook="a-consumer-is-stuck",
+        alerts_once=True,
+    )
     VANISHED_IN_HAND = _error(Area.CONSUMERS)(
         word=_("process has ended"),
         text=ngettext_lazy(

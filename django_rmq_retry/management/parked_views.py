@@ -185,8 +185,9 @@ def _show_handled_again(command: RmqCommand, options: Options) -> Exit:
 def _doubt(one: HandledAgain, act: OperatorAction | None) -> str:
     sign, checked = ("✓", f". {checked_in_words(act)}") if act else ("✕" if one.certain else "!", "")
     perhaps = f"perhaps {one.perhaps} times" if one.perhaps > 2 else "perhaps twice"  # noqa: PLR2004 - twice has a word
-    told = [*(["twice"] if one.certain else []), *([perhaps] if one.begun_by or not one.certain else [])]
+    told = [*(["twice"] if one.certain else []), *([perhaps] if one.begun_by or one.still or not one.certain else [])]
     begun = f": {', '.join(map(str, one.begun_by))} had begun it" if one.begun_by else ""
+    begun += f": {', '.join(map(str, one.still))} still has it in a handler" if one.still else ""
     beside = f": one that is gone had it, or {listed(one.beside)}, which still runs" if one.beside else ""
     return f"{sign} {', '.join(told)}{begun or beside}{checked}"
 
@@ -198,7 +199,7 @@ def _times(one: HandledAgain, terminal: bool) -> str:  # noqa: FBT001 - a privat
 def _again_data(one: HandledAgain, act: OperatorAction | None) -> Mapping[str, object]:
     names = ("name", "message_id", "queue", "handler", "certain")
     times = [{"at": utc(at), "by": process} for at, process in one.times]
-    more = {"begun": _begun_data(one.begun_by), "running_beside": one.beside, "handled": times}
+    more = {"begun": _begun_data((*one.begun_by, *one.still)), "running_beside": one.beside, "handled": times}
     return {**{name: getattr(one, name) for name in names}, **more, "checked": act.number if act else None}
 
 

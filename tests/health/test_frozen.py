@@ -108,6 +108,24 @@ def test_a_replaced_process_that_does_nothing_again_is_no_finding(fields: dict[s
     assert told() == []
 
 
+@pytest.mark.parametrize(("began", "said"), [(100, True), (40, False), (10, False)], ids=["before", "as it", "later"])
+def test_one_that_goes_on_with_what_another_has_handled_since_is_red(
+    admin_user: Any, began: int, *, said: bool
+) -> None:
+    """Woken, it looked healthy: "running", no finding, and paid again 45 seconds later."""
+    held = [made.in_flight(seconds=began, key="PAY-1", message_id="PAY-1")]
+    made.consumer(host="woken", started_at=timezone.now() - timedelta(hours=1), in_flight=held)
+    made.tried_again("PAY-1", at=timezone.now() - timedelta(seconds=40), verdict=ACK.name)
+    found = [one for one in in_survey(survey(), Limits()) if one.code is Code.STILL_AT_IT]
+    text = "1 message is still in a handler, and another consumer has handled it meanwhile: PAY-1 (woken:4711)."
+
+    assert [(one.severity, one.text) for one in found] == [(Severity.ERROR, text)] * said
+    assert (text in Page(client_of(admin_user).get(STATUS)).text) is said
+    assert (text.removesuffix(".") in run("rmq_status").out) is said
+    assert ("woken:4711 still has it in a handler" in run("rmq_parked", "list", "--handled-again").out) is said
+    assert ("✕ In a handler on woken:4711" in Page(client_of(admin_user).get(f"{STATUS}handled_again/")).text) is said
+
+
 @pytest.mark.parametrize("finished", [True, False], ids=["handled", "in a handler"])
 def test_what_it_began_after_its_last_heartbeat_counts_once_others_have_it(admin_user: Any, *, finished: bool) -> None:
     """In a container its end is not known: all was "processed since", in grey, and woken it paid a batch again."""

@@ -873,7 +873,7 @@ def test_requeue_runs(fields: dict[str, Any], expected: str) -> None:
 
 HARM = """
 Errors: done twice, or about to be:
-    DONE_TWICE VANISHED_IN_HAND
+    DONE_TWICE STILL_AT_IT VANISHED_IN_HAND
 no work at all, and publishing may fail:
     BROKER_AWAY BROKER_AWAY_HERE BROKER_UNUSABLE BROKER_REFUSES BROKER_NOT_RUNNING BROKER_BLOCKS
     DATABASE_UNUSABLE UNMIGRATED
