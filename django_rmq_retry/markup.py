@@ -191,6 +191,11 @@ def badge(state: str, text: Any = None) -> SafeString:
     )
 
 
+def state_badge(state: str, doubt: str) -> SafeString:
+    """Return the state of a message; what was perhaps done twice has no tick."""
+    return badge(MIXED, State.PROCESSED.label) if doubt and state == State.PROCESSED else badge(state)
+
+
 def visible(value: object) -> str:
     """Replace control characters by pictures, direction marks and lone surrogates by their numbers."""
     text = str(value)

@@ -21,7 +21,17 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_
 from django_rmq_retry.attempts.history import failures_of
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
-from django_rmq_retry.markup import MIXED, NOTHING, badge, counted, name, time_ago, time_minute, time_short, visible
+from django_rmq_retry.markup import (
+    NOTHING,
+    badge,
+    counted,
+    name,
+    state_badge,
+    time_ago,
+    time_minute,
+    time_short,
+    visible,
+)
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ErrorGroup, GatedAct, ItemReason, OperatorAction, ParkedMessage, State
@@ -148,9 +158,9 @@ class Decided:
 @admin.display(description=gettext_lazy("Status"))
 def status(message: ParkedMessage) -> SafeString:
     """Return the state in a word or two, so that a row stays narrow."""
-    if message.state == State.PROCESSED and doubt_about(message):
-        return badge(MIXED, State.PROCESSED.label)
-    return badge(message.state, capfirst(_("requeued")) if message.state == State.REQUEUED else None)
+    if message.state == State.REQUEUED:
+        return badge(message.state, capfirst(_("requeued")))
+    return state_badge(message.state, doubt_about(message))
 
 
 @admin.display(description=gettext_lazy("Status"))

@@ -223,8 +223,12 @@ def _counted(matches: Mapping[str, Sequence[KeyMatch]], keys: Sequence[str]) -> 
     return [f"{key} ({plural(len(matches[key]), 'message')})" for key in keys]
 
 
+def state_of(one: KeyMatch) -> str:
+    return f"{one.state}, {one.doubt}" if one.doubt else one.state
+
+
 def _states(matches: Sequence[KeyMatch]) -> str:
-    some = ", ".join(f"#{one.record} {one.state}" for one in matches[:MOST_NAMED_IN_REMARK])
+    some = ", ".join(f"#{one.record} {state_of(one)}" for one in matches[:MOST_NAMED_IN_REMARK])
     return f"{some} and {len(matches) - MOST_NAMED_IN_REMARK} more" if len(matches) > MOST_NAMED_IN_REMARK else some
 
 

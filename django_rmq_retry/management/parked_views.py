@@ -38,6 +38,7 @@ from django_rmq_retry.management.parked_choice import (
     reason_for,
     report_keys,
     selection_of,
+    state_of,
 )
 from django_rmq_retry.management.terminal import clock, local, utc
 from django_rmq_retry.messages.deaths import MOST_DEATHS_SHOWN, Death, deaths, well_formed
@@ -365,7 +366,7 @@ def show_keys(command: RmqCommand, options: Options) -> Exit:
 def _matched(lookup: Lookup, key: str) -> list[tuple[object, ...]]:
     places = "; ".join(map(str, lookup.elsewhere.get(key, ()))) or "-"
     cells: list[tuple[object, ...]] = [
-        (match.record, match.state, match.run or "-", "-", places)
+        (match.record, state_of(match), match.run or "-", "-", places)
         for match in lookup.matches.get(key) or lookup.in_content.get(key, ())
     ]
     return cells or [("-", "-", "-", " or ".join(lookup.alike.get(key, ())) or "-", places)]

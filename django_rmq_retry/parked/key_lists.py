@@ -16,6 +16,7 @@ from django_rmq_retry.models.runs import ACTIVE, NOT_ENDED
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.elsewhere import places_of
 from django_rmq_retry.parked.found import Found, Room
+from django_rmq_retry.parked.may_have_run import doubt_about, with_doubts
 from django_rmq_retry.parked.nameless import with_contents
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import EXCEPT, LIST_USABLE, LISTED, number_in
@@ -45,6 +46,8 @@ class KeyMatch:
     """Its first business key and its message id: the names of this one message."""
     content: int | None = None
     """The number that copies of one message have in common."""
+    doubt: str = ""
+    """That its work was done twice, or perhaps was done."""
 
     @property
     def on_way(self) -> bool:
@@ -420,10 +423,17 @@ def _matches(numbers: Sequence[int]) -> dict[int, KeyMatch]:
         for some in with_one_of(items, "message", numbers)
         for message, run in some.order_by("pk").values_list("message", "run")
     }
+    facts = with_doubts(_records()).only("state", "business_key", "message_id", "content", "queue", "reason", "unacked")
     return {
-        pk: KeyMatch(
-            record=pk, state=state, name=key or name or f"#{pk}", run=runs.get(pk), own=(key, name), content=content
+        row.pk: KeyMatch(
+            record=row.pk,
+            state=row.state,
+            name=str(row),
+            run=runs.get(row.pk),
+            own=(row.business_key, row.message_id),
+            content=row.content,
+            doubt=doubt_about(row),
         )
-        for some in with_one_of(_records(), "pk", numbers)
-        for pk, state, key, name, content in some.values_list("pk", "state", "business_key", "message_id", "content")
+        for some in with_one_of(facts, "pk", numbers)
+        for row in some
     }

@@ -672,3 +672,22 @@ def test_a_list_says_which_of_its_messages_may_have_been_handled(page: Client) -
 
     assert f"{told} PAY-1 " in Page(pasted(page, "PAY-1 PAY-2".replace(" ", "\n"))).text
     assert "may have been handled" not in Page(pasted(page, "PAY-2")).text
+
+
+def test_a_list_shows_no_tick_for_a_message_that_was_handled_twice_or_perhaps_was(page: Client) -> None:
+    """Outside of runs it said "done twice", and of what a run sent "✓ Processed"."""
+    run_of = RequeueRun.objects.create(created_at=timezone.now(), by="ann", state="finished")
+    for place, (handled, again) in enumerate(((2, False), (1, True), (1, False))):
+        one = made.message(business_key=f"PAY-{place}", state=State.PROCESSED, cycle=2)
+        item = {"run": run_of, "message": one, "revision": 1, "cycle": 2, "place": place, "state": "processed"}
+        RequeueItem.objects.create(**item, handled=handled, redelivered=again)
+    made.message(business_key="PAY-3", keys=["PAY-3"], unacked=True)
+    text = Page(pasted(page, "PAY-0\nPAY-1\nPAY-2\nPAY-3")).text
+
+    for told in (
+        "PAY-0 ! Processed handled twice PAY-1",
+        "PAY-1 ! Processed perhaps handled twice PAY-2",
+        "PAY-2 ✓ Processed ",
+        "PAY-3 ■ Parked may have been handled ",
+    ):
+        assert told in text

@@ -5,8 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+from django.utils import timezone
 
-from django_rmq_retry.models import KeyList, OperatorAction, RequeueRun, State
+from django_rmq_retry.models import KeyList, OperatorAction, RequeueItem, RequeueRun, State
 from tests.admin import made
 from tests.commands.running import Ran, parked
 from tests.operators.made import again, group, record
@@ -33,6 +34,16 @@ def test_one_command_reports_the_state_of_each_key(tmp_path: Path) -> None:
     ]
     assert told.code == 5
     assert not KeyList.objects.exists()
+
+
+def test_a_key_of_a_message_that_was_handled_twice_says_so() -> None:
+    run = RequeueRun.objects.create(created_at=timezone.now(), by="ann", state="finished")
+    one = record(key="PAY-1", state=State.PROCESSED)
+    RequeueItem.objects.create(run=run, message=one, place=0, revision=1, state="processed", cycle=2, handled=2)
+    told, listed = parked("keys", "-", given=b"PAY-1"), parked("list", "--keys-from", "-", given=b"PAY-1")
+
+    assert told.lines[1][:4] == ["PAY-1", "not open", str(one.pk), "processed, handled twice"]
+    assert f"  not open: PAY-1 (#{one.pk} processed, handled twice)" in listed.err
 
 
 def test_keys_of_messages_that_were_not_parked_are_named_with_their_place() -> None:
