@@ -200,9 +200,10 @@ def timeline(
     events = [*_own(message, attempts), *_actions(message, actions), *_sent(items, attempts), *_sent_early(retries)]
     events += [*_left_out(items, actions), *_ended_requests(message, requests, actions)]
     events += [*_earlier_parkings(message, attempts), *_begun(begun)]
-    again = handlings(attempts)[1:]
+    handled = handlings(attempts)
     for place, attempt in enumerate(attempts):
-        events += _attempt(attempt, newest=place == 0, again=attempt in again)
+        lost = attempt in handled and _came_again(attempt, attempts)
+        events += _attempt(attempt, newest=place == 0, again=attempt in handled[1:], ack_lost=lost)
     return list(_folded(sorted(events, key=lambda event: event.at, reverse=True)))
 
 
@@ -304,7 +305,13 @@ def _earlier_parkings(message: ParkedMessage, attempts: Sequence[Attempt]) -> It
             yield TimelineEvent(at=attempt.ended_at + EVENT_STEP, kind="parked", title=title)
 
 
-def _attempt(attempt: Attempt, *, newest: bool, again: bool) -> Iterator[TimelineEvent]:
+def _came_again(handled: Attempt, attempts: Iterable[Attempt]) -> bool:
+    """Return True if a copy was delivered again after an attempt had handled it."""
+    since = [one for one in attempts if one.redelivered and one.started_at > handled.started_at]
+    return any((one.cycle, one.number) == (handled.cycle, handled.number) for one in since)
+
+
+def _attempt(attempt: Attempt, *, newest: bool, again: bool, ack_lost: bool) -> Iterator[TimelineEvent]:
     """Yield an attempt; ``again`` is True if its handler did its work once more."""
     ended = attempt.ended_at
     succeeded = attempt.verdict == ACK.name
@@ -314,9 +321,11 @@ def _attempt(attempt: Attempt, *, newest: bool, again: bool) -> Iterator[Timelin
     values: dict[str, Any] = {"number": attempt.number}
     text = f"{attempt.error}: {attempt.error_text}" if attempt.error_text else attempt.error
     kind, title = "failed", _("Attempt %(number)d failed")
-    came_again = _("Delivered before to a consumer that did not acknowledge it")
-    if attempt.redelivered:
-        text = f"{came_again}. {text}" if text else came_again
+    came_again = _("Delivered before to a consumer that did not acknowledge it") if attempt.redelivered else ""
+    if ack_lost:
+        # A consumer whose connection is lost marks its attempt, too.
+        came_again = _("Its connection was lost before its acknowledgement arrived")
+    text = ". ".join(filter(None, (came_again, text)))
     if attempt.interrupted:
         title = _("Attempt %(number)d failed; parking was interrupted, and the broker delivered the message again")
     if attempt.verdict == DUPLICATE.name:
@@ -328,7 +337,6 @@ def _attempt(attempt: Attempt, *, newest: bool, again: bool) -> Iterator[Timelin
         kind, title = "succeeded", _("Handled again: attempt %(number)d succeeded")
         if not again:
             title = _("Attempt %(number)d succeeded")
-            text = came_again if attempt.redelivered else text
     yield TimelineEvent(
         at=ended,
         kind=kind,

@@ -133,6 +133,24 @@ def test_a_message_that_was_handled_twice_says_so_first_and_in_its_timeline(page
     assert "Handled twice" in run("rmq_parked", "show", str(one.pk)).out
 
 
+def test_the_first_of_two_handlings_says_that_its_acknowledgement_was_lost(page: Client) -> None:
+    """It said that an earlier consumer had had the message, which nobody had: its own connection was cut off."""
+    one = made.message(business_key="PAY-1", state=State.PROCESSED, cycle=2)
+    handled(one, "ack", 1, redelivered=True, number=2)
+    before = Page(page.get(address_of(one))).text
+    handled(one, "ack", 2, redelivered=True, number=2, pid=9)
+    text = Page(page.get(address_of(one))).text
+    again, lost = (
+        "Delivered before to a consumer that did not acknowledge it",
+        "Its connection was lost before its acknowledgement arrived",
+    )
+
+    assert (again in before, lost in before) == (True, False)
+    assert (text.count(again), text.count(lost)) == (1, 1)
+    assert text.index("Handled again: attempt 2 succeeded") < text.index(again) < text.index("Attempt 2 succeeded")
+    assert text.index("Attempt 2 succeeded") < text.index(lost)
+
+
 def test_a_message_of_a_run_that_was_perhaps_handled_twice_says_so_first(page: Client) -> None:
     """Its page began with "Processed", although it was one of those that the run doubted, and was paid twice."""
     one = made.message(business_key="PAY-1", state=State.PROCESSED, cycle=2, succeeded_at=timezone.now())
