@@ -199,7 +199,7 @@ def timeline(
     """Return all events; attempts arrive newest first, and only the newest is unfolded."""
     events = [*_own(message, attempts), *_actions(message, actions), *_sent(items, attempts), *_sent_early(retries)]
     events += [*_left_out(items, actions), *_ended_requests(message, requests, actions)]
-    events += [*_earlier_parkings(message, attempts), *_begun(begun)]
+    events += [*_earlier_parkings(message, attempts, items), *_begun(begun)]
     handled = handlings(attempts)
     for place, attempt in enumerate(attempts):
         lost = attempt in handled and _came_again(attempt, attempts)
@@ -297,8 +297,18 @@ def _parking(attempts: Iterable[Attempt]) -> list[Attempt]:
     return [attempt for attempt in attempts if attempt.verdict == Kind.PARK.value and not attempt.interrupted]
 
 
-def _earlier_parkings(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[TimelineEvent]:
-    """Yield each parking before the last one, of which the message itself has the time."""
+def _earlier_parkings(
+    message: ParkedMessage, attempts: Sequence[Attempt], items: Iterable[RequeueItem]
+) -> Iterator[TimelineEvent]:
+    """Yield each parking before the last one, of which the message itself has the time.
+
+    Why it was parked without an attempt, such as one whose workers died, is only known of the last one.
+    """
+    ended = {item.cycle: item.ended_at for item in items if item.state == ItemState.FAILED and item.ended_at}
+    told = {attempt.cycle for attempt in _parking(attempts)}
+    for cycle, at in {**ended, 1: message.recorded_at}.items():
+        if cycle < message.parked_cycle and cycle not in told:
+            yield TimelineEvent(at=at, kind="parked", title=str(State.PARKED.label))
     for place, attempt in enumerate(_parking(attempts)):
         if place or abs(attempt.ended_at - message.parked_at) >= CLOCK_DIFFERENCE:
             title = _("Parked: %(reason)s") % {"reason": reason_text(attempt.reason)}

@@ -151,6 +151,24 @@ def test_the_first_of_two_handlings_says_that_its_acknowledgement_was_lost(page:
     assert text.index("Attempt 2 succeeded") < text.index(lost)
 
 
+def test_the_timeline_keeps_each_parking_of_a_message_that_kills_its_workers(page: Client) -> None:
+    """It has no attempts: after its second requeue the timeline began with that, as if it had never been parked."""
+    now = timezone.now()
+    first, second, third = (now - timedelta(minutes=ago) for ago in (50, 30, 10))
+    one = made.message(
+        made.group(reason="crashed"), business_key="PAY-1", cycle=3, recorded_at=first, parked_at=third,
+        requeued_at=third - timedelta(minutes=5),
+    )  # fmt: skip
+    for place, (cycle, ended) in enumerate(((2, second), (3, third))):
+        run_of = RequeueRun.objects.create(created_at=first, by="ann", state="finished")
+        item = {"run": run_of, "message": one, "revision": 1, "place": place, "state": "failed"}
+        RequeueItem.objects.create(**item, cycle=cycle, sent_at=ended - timedelta(minutes=5), ended_at=ended)
+    text = Page(page.get(address_of(one))).text
+    events = re.findall(r"■ Parked(?=:)?|→ Requeued by ann", text[text.index("Timeline") :])
+
+    assert events == ["■ Parked", "→ Requeued by ann", "■ Parked", "→ Requeued by ann", "■ Parked"]
+
+
 def test_a_message_of_a_run_that_was_perhaps_handled_twice_says_so_first(page: Client) -> None:
     """Its page began with "Processed", although it was one of those that the run doubted, and was paid twice."""
     one = made.message(business_key="PAY-1", state=State.PROCESSED, cycle=2, succeeded_at=timezone.now())
