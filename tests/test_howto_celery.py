@@ -317,3 +317,25 @@ def test_a_call_whose_callback_would_be_lost_is_parked_instead(bank: Bank) -> No
     assert bank.noted() == ["charge 2"]
     [parked] = ParkedMessage.objects.using(ALIAS).all()
     assert parked.parked_in == "celery.parked"
+
+
+def test_going_back_for_good_celery_gets_all_that_is_parked_even_pickle(bank: Bank) -> None:
+    bank.written(bank=f"{CELERY}\napp.conf.accept_content = ['json', 'pickle']\n")
+    bank.celery_sends("charge.apply_async((1,), serializer='pickle'); charge.apply_async((2,), link=report.si())")
+    bank.celery_sends("receipt.delay(3)")
+    bank.written(handlers=f"{moved()}\n{example('def charge_of_celery')}")
+    bank.declared()
+    parked = ParkedMessage.objects.using(ALIAS)
+    with bank.running("rmq_consume", "celery") as consumer:
+        wait_until(lambda: parked.count() == 3)
+        consumer.signal()
+        assert consumer.code() == 0
+    assert {one.reason for one in parked.all()} == {"undecodable_body", "parked_by_handler", "no_handler"}
+
+    command = example("manage.py rmq_parked requeue --queue celery --include permanent")
+    with bank.worker():
+        done = bank.run(*shlex.split(command.partition("manage.py ")[2]), "--yes")
+        wait_until(lambda: len(bank.noted()) == 3)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(bank.noted()) == ["charge 1", "charge 2", "receipt 3"]

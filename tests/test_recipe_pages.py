@@ -189,7 +189,7 @@ def test_each_command_of_the_manifest_exists_and_takes_its_options() -> None:
 
 
 def test_the_parts_of_the_manifest_fit_together() -> None:
-    deployment, secret = manifest()["Deployment"]["spec"], manifest()["Secret"]
+    deployment = manifest()["Deployment"]["spec"]
     pod = deployment["template"]["spec"]
     [consumer] = pod["containers"]
     [port] = consumer["ports"]
@@ -202,9 +202,16 @@ def test_the_parts_of_the_manifest_fit_together() -> None:
         "readinessProbe": "/readyz",
     }
     assert {consumer[probe]["httpGet"]["port"] for probe in ("livenessProbe", "readinessProbe")} == {port["name"]}
-    assert {given["secretRef"]["name"] for one in containers() for given in one["envFrom"]} == {
-        secret["metadata"]["name"]
-    }
+
+
+def test_the_secret_is_created_by_a_command_and_never_applied_with_the_manifest() -> None:
+    [shown] = [block.text for block in blocks(page("kubernetes.md")) if "create secret" in block.text]
+    name, *given = shlex.split(shown.replace("\\\n", "").partition("create secret generic ")[2])
+    literals = dict(word.removeprefix("--from-literal=").split("=", 1) for word in given)
+
+    assert "Secret" not in manifest()
+    assert {given["secretRef"]["name"] for one in containers() for given in one["envFrom"]} == {name}
+    assert list(literals) == ["SECRET_KEY", "RMQ_URL", "DATABASE_URL"]
 
 
 def test_a_restricted_namespace_takes_the_pods_of_the_manifest() -> None:
