@@ -79,7 +79,7 @@ from django_rmq_retry.parked.run_steps import send_run
 from django_rmq_retry.parked.selection import EXCEPT
 from django_rmq_retry.recurring import thread_name
 from django_rmq_retry.topology.declarations import work_queue
-from django_rmq_retry.wording import number
+from django_rmq_retry.wording import listed, number
 
 PAGE_SLICE_SECONDS = 0.5
 """Seconds for which an open page sends in one request; the page then requests the next slice."""
@@ -88,6 +88,7 @@ CLICK_SECONDS = 10.0
 MOST_CAUSES_SHOWN = 5
 MOST_PROCESSES = 200
 """The most consumers that are looked at, those that were heard of last."""
+LOOPS = (Code.CRASH_LOOP, Code.CRASH_LOOP_OVER)
 TWICE = ("handled_twice", "perhaps_twice")
 """The numbers of a run that count harm done, or perhaps done."""
 
@@ -195,6 +196,8 @@ class RequeueRunAdmin(Pages):
         parked_again, doubtful = failures.parked + early.parked, failures.doubtful + early.doubtful
         if not_sent:
             shown_at[ItemState.PENDING] = shown_at[ItemState.SKIPPED]
+        stopped = () if over else _stopped_queues(run)
+        held_back = stopped and _waits_for_queue(run)
         return self.page(
             request,
             "requeuerun/run.html",
@@ -210,7 +213,7 @@ class RequeueRunAdmin(Pages):
             unattended=unattended,
             mine=run.by_user_id == request.user.pk,
             why_not_send=refusal(request, "requeue"),
-            why=run.explanation,
+            why=_deep_queues(run, seen) or run.explanation,
             chosen=_chosen(run, told={EXCEPT} if left_out else ()),
             causes=causes_of([run])[run.pk],
             decided=_decided(run),
@@ -220,12 +223,12 @@ class RequeueRunAdmin(Pages):
             state=run_outcome(run, unreachable=away)[1],
             first=_first_processed(run),
             follow=driven and not silent and run.unsent > 0,
-            stopped=() if over else _stopped_queues(run),
+            stopped=stopped,
             trouble=_trouble(run, now),
             too_late=_too_late(run),
             guard_pauses=[_guard_pause(one) for one in run.guard_pauses or []],
             pace=measured_rate(run),
-            left=None if away or unattended or run.awaits_canary else seconds_left(run),
+            left=None if away or unattended or run.awaits_canary or held_back else seconds_left(run),
             guard=_guard(run),
             sends=driven and run.unsent > 0 and not (silent or away or run.wait),
             not_sent=not_sent,
@@ -378,18 +381,35 @@ def _first_processed(run: RequeueRun) -> RequeueItem | EarlyRetry | None:
 
 
 def _stopped_queues(run: RequeueRun) -> list[tuple[str, StoppedBadge]]:
-    """Return the stopped queues in which what was sent waits, each with its badge.
+    """Return the stopped queues in which what was sent waits, or that hold it back, each with its badge.
 
     Mostly no queue is stopped, and then the messages are not read.
     """
-    if not run.tally[ItemState.SENT]:
+    states = [ItemState.SENT] if run.tally[ItemState.SENT] else []
+    states += [ItemState.PENDING] if _waits_for_queue(run) else []
+    if not states:
         return []
     one = run.retries_of or run.target
     badges = StoppedQueues.among([one]).badges if one else StoppedQueues.known().badges
     if badges and not one:
-        queues = waiting_in(run)
+        queues = {queue for state in states for queue in waiting_in(run, state)}
         badges = {queue: badge for queue, badge in badges.items() if queue in queues}
     return sorted(badges.items())
+
+
+def _waits_for_queue(run: RequeueRun) -> bool:
+    return run.state == RunState.RUNNING and run.wait == RunWait.QUEUE_DEEP
+
+
+def _deep_queues(run: RequeueRun, seen: broker_look.Look) -> str:
+    """Return how many messages the queues hold whose depth holds a run back; empty if none does, or is known."""
+    if not _waits_for_queue(run):
+        return ""
+    text = _("%(queue)s has %(ready)s ready. The requeue run sends while it has at most %(most)s.")
+    most = run.max_depth or 0
+    levels = filter(None, map(seen.level, waiting_in(run, ItemState.PENDING)))
+    deep = [(one.queue, one.ready) for one in levels if one.ready and one.ready > most]
+    return " ".join(text % {"queue": name, "ready": number(ready), "most": number(most)} for name, ready in deep)
 
 
 def _too_late(run: RequeueRun) -> list[str]:
@@ -409,12 +429,31 @@ def _trouble(run: RequeueRun, now: datetime) -> list[Problem]:
     if not _troubles(rows, now):
         return []
     queues = set(waiting_in(run))
+    # A message of another queue may kill the consumers of this one, so a crash loop is told whole.
+    whole = [one for one in _troubles(rows, now, by_dead_workers()) if one.code in LOOPS]
+    loops = [_loop_for(queues, one) for one in whole if queues & _named(one, "read")]
     mine = [_narrowed(row, queues) for row in rows if not queues.isdisjoint(map(work_queue, row.queues))]
-    return _troubles(mine, now, by_dead_workers())
+    return [*filter(None, loops), *(one for one in _troubles(mine, now) if one.code not in LOOPS)]
+
+
+def _loop_for(queues: set[str], loop: Problem) -> Problem | None:
+    """Return a crash loop as it concerns these queues; None if messages of others caused it, and it is over."""
+    source = _named(loop, "source")
+    if not source or queues & source:
+        return loop
+    if loop.code is Code.CRASH_LOOP_OVER:
+        return None
+    text = _("They also read %(queues)s.") % {"queues": listed(sorted(queues & _named(loop, "read")))}
+    return replace(loop, values={**loop.values, "details": f"{loop.values['details']} {text}"})
+
+
+def _named(loop: Problem, name: str) -> set[str]:
+    queues: Any = loop.values[name]
+    return set(queues)
 
 
 def _narrowed(row: ConsumerProcess, queues: Collection[str]) -> ConsumerProcess:
-    """Leave out what a process has of other queues: it is no trouble of the run, and no clue to one."""
+    """Leave out what a process has of other queues: it is no trouble of the run."""
     row.queues = [name for name in row.queues if work_queue(name) in queues]
     row.in_flight = [one for one in row.in_flight if work_queue(str(one.get("queue"))) in queues]
     row.late = [one for one in row.late if work_queue(str(one.get("queue"))) in queues]

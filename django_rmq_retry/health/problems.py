@@ -828,6 +828,10 @@ def _crash_loop(
     said = [_("Parked meanwhile because their worker died: %(names)s.") % {"names": listed(map(str, killers))}]
     said = said if killers else []
     said += _in_hand(rows, known=bool(killers))
+    held = {work_queue(str(entry["queue"])) for row in rows for entry in row.in_flight if entry.get("queue")}
+    read = sorted(set(map(work_queue, queues)))
+    if not killers and held and held < set(read):
+        said.append(_("These are of %(queues)s.") % {"queues": listed(sorted(held))})
     unread = [queue for queue in queues if not any(queue in row.queues for row in heard)]
     over = all(loop.over for loop in loops)
     # The one that outlived the loop may be dead, too: then another one that lives may show that it is over.
@@ -851,6 +855,8 @@ def _crash_loop(
             "span": span(now - last),
             "details": " ".join(said),
             "group_of_killer": str(killers[0].group_id) if killers else "",
+            "read": read,
+            "source": sorted({one.queue for one in killers} or held),
         },
     )
 

@@ -50,11 +50,11 @@ def pending(run_id: int) -> QuerySet[RequeueItem]:
     return RequeueItem.objects.using(records_alias()).filter(run=run_id, state=ItemState.PENDING).order_by("place")
 
 
-def waiting_in(run: RequeueRun) -> list[str]:
-    """Return the queues in which messages of a run wait for an outcome, sorted."""
+def waiting_in(run: RequeueRun, state: ItemState = ItemState.SENT) -> list[str]:
+    """Return the queues in which messages of a run wait for an outcome, or in another state, sorted."""
     if one := run.retries_of or run.target:
         return [one]
-    waiting = run.items.using(records_alias()).filter(state=ItemState.SENT).order_by("place")
+    waiting = run.items.using(records_alias()).filter(state=state).order_by("place")
     return sorted(set(waiting.values_list("message__queue", flat=True)[:MOST_WAITING_READ]))
 
 

@@ -63,11 +63,14 @@ def measured_rate(run: RequeueRun) -> float | None:
 
 
 def seconds_left(run: RequeueRun) -> int | None:
-    """Return the seconds until all is sent, at the measured rate; None if that cannot be known."""
+    """Return the seconds until all is sent, at the measured rate; None if that cannot be known.
+
+    One that sends nothing now is slower than its own rate.
+    """
     known = run.state == RunState.RUNNING and run.wait not in ENDLESS_WAITS
     if not known or run.is_silent(database_clock.reckoned(records_alias())):
         return None
-    rate = measured_rate(run) or run.rate
+    rate = measured_rate(run) or (0 if run.wait else run.rate)
     return ceil(run.unsent / rate) if rate else None
 
 

@@ -10,7 +10,9 @@ from django.utils import timezone
 from django.utils.translation import override
 
 from django_rmq_retry import Message
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.health.doubts import check, doubts_of
+from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.models import (
     ConsumerProcess,
     ItemReason,
@@ -29,7 +31,8 @@ from django_rmq_retry.parked.edit import store as store_edit
 from django_rmq_retry.parked.key_lists import list_filter, store
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.run_steering import resume_run, stop_run
-from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.selection import EXCEPT, Selection
+from django_rmq_retry.topology.declarations import Role
 from django_rmq_retry.wording import second
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
@@ -961,7 +964,7 @@ def test_a_run_that_waits_for_outcomes_names_dead_consumers_of_its_queues(page: 
     assert ("consumer without a heartbeat" in seen.text) is said
 
 
-def test_a_run_tells_of_dead_consumers_only_what_is_about_its_queues(page: Client) -> None:
+def test_a_run_names_the_queue_of_what_its_dead_consumers_had_in_flight(page: Client) -> None:
     """Its worker read another queue, too, whose messages it had in flight as it died."""
     at = timezone.now() - timedelta(minutes=20)
     beat = at
@@ -977,9 +980,75 @@ def test_a_run_tells_of_dead_consumers_only_what_is_about_its_queues(page: Clien
     RequeueItem.objects.create(run=run, message=made.message(), place=1, revision=1, state="sent", sent_at=at)
     text = Page(page.get(f"{RUNS}{run.pk}/change/")).text
 
-    assert "Consumers of payments.main die again and again: 3 since " in text
-    assert "None had reported a message of these queues in flight" in text
-    assert "different messages in flight" not in text
+    assert "They had different messages in flight. These are of mail." in text
+    assert "None had reported" not in text
+
+
+def killed(*, times: int = 3, ended: int = 300) -> datetime:
+    """Let a message of payments.card kill consumers of two queues, one after another; return when the last one died."""
+    beat = timezone.now() - timedelta(minutes=20)
+    for place in range(times):
+        facts: dict[str, Any] = {"queues": ["payments.card", "payments.main"], "host": f"h{place}"}
+        seconds, started = ended + 60 * (times - 1 - place), beat + timedelta(seconds=9)
+        beat = made.consumer(seconds=seconds, started_at=started, **facts).beat_at
+    made.message(queue="payments.card", reason=Reason.CRASHED.value, parked_at=beat, business_key="PAY-7")
+    return beat
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_run_names_the_other_queue_whose_message_killed_the_consumers_that_it_waits_for(
+    page: Client, *, over: bool
+) -> None:
+    """Three of payments.card killed 19, and a run of payments.standing said that nothing was known of its queue."""
+    last = killed(ended=600 if over else 30)
+    made.consumer(queues=["payments.card", "payments.main"], started_at=last + timedelta(seconds=9))
+    at = timezone.now()
+    run = run_of(state=RunState.WAITING, sent=9, total=9, processed=8, started_at=at, beat_at=at)
+    RequeueItem.objects.create(run=run, message=made.message(), place=1, revision=1, state="sent", sent_at=at)
+    text = shown(page, run)
+
+    assert ("Consumers of payments.card die again and again: 3 since " in text) is not over
+    assert ("because their worker died: PAY-7. They also read payments.main." in text) is not over
+    assert ("die again" in text) is not over
+
+
+def test_a_run_that_is_held_back_by_a_deep_queue_names_it_and_who_paused_it(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said "the queue", and "12 s left", though the queue was paused for an hour."""
+    made.consumer()
+    main = Level(queue="payments.main", role=Role.WORK, ready=20, consumers=1)
+    made.broker_seen(monkeypatch, main, Level(queue="mail", role=Role.WORK, ready=90, consumers=1))
+    now = timezone.now()
+    QueueControl.objects.create(queue="payments.main", paused=True, by="bob", reason="INC-553", since=now)
+    run = run_of(wait=RunWait.QUEUE_DEEP, max_depth=5, total=1, started_at=now, beat_at=now)
+    RequeueItem.objects.create(run=run, message=made.message(), place=1, revision=1)
+    text = shown(page, run)
+
+    assert "payments.main has 20 ready. The requeue run sends while it has at most 5." in text
+    assert "payments.main: paused by bob" in text
+    assert "mail" not in text
+    assert " left" not in text
+
+
+def test_a_run_of_all_waiting_retries_but_some_begins_with_those_left_out(page: Client) -> None:
+    """It was "Messages · 1 more left out by 1 key"."""
+    chosen = {"queue": "payments.main", EXCEPT: list_filter(store(["PAY-0"], BOB))}
+    run = run_of(retries_of="payments.main", excluded=1, selection={"filter": chosen})
+
+    assert "Messages 1 more left out by 1 key" in shown(page, run)
+
+
+def test_a_run_that_stood_still_does_not_deny_outcomes_that_were_counted_meanwhile(page: Client) -> None:
+    """ "Nothing was counted then" stood beside outcomes of that very time."""
+    begun = timezone.now() - timedelta(minutes=5)
+    ended = begun + timedelta(seconds=15)
+    text = shown(page, run_of(silences=[[begun.isoformat(), ended.isoformat()]]))
+    times = " \u2013 ".join(f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S}" for at in (begun, ended))
+
+    assert f"Nothing was sent {times} · 15 s" in text
+    assert "The outcomes of what was sent before count all the same" in text
+    assert "counted then" not in text
 
 
 @pytest.mark.parametrize(("failed", "said"), [(5, True), (1, False)])
