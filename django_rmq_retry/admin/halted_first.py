@@ -1,8 +1,9 @@
 """The page of the message at which a strict-order queue is halted: which one, why, since when, and what can be done."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Any
 
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
@@ -23,25 +24,32 @@ SLACK = timedelta(minutes=5)
 @requires("view_queue", "view")
 def halted_first(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Show what is known of the message. Its body is in the broker: nobody can read it and leave it where it is."""
-    now = database_clock.now(controls_alias())
-    row = next((one for one in halted(now) if one.queue == request.GET.get("queue")), None)
-    if row is None:
-        raise Http404(_("This queue is not halted."))
+    now, queue = database_clock.now(controls_alias()), request.GET.get("queue", "")
+    row = next((one for one in halted(now) if one.queue == queue), None)
+    return pages.page(
+        request,
+        "queuecontrol/first.html",
+        part="parts/halted_first.html",
+        title=_("First message of %(queue)s") % {"queue": queue},
+        queue=queue,
+        row=row,
+        **(_known_of(request, row, now) if row else {}),
+    )
+
+
+def _known_of(request: HttpRequest, row: QueueControl, now: datetime) -> dict[str, Any]:
     look = broker_look.glimpse()
     levels = (look.last or look).levels
     attempt = _last_attempt(row)
     why_not = refusal(request, "view_traceback") or (_kept_back(request, attempt) if attempt else "")
-    return pages.page(
-        request,
-        "queuecontrol/first.html",
-        title=_("First message of %(queue)s") % {"queue": row.queue},
-        row=row,
-        halt=next(in_halts([row], now, Limits(), levels), None),
-        attempt=attempt,
-        trace=trace_of(attempt) if attempt and not why_not else None,
-        why_no_trace=why_not,
-        ready=next((one.ready for one in levels if one.queue == row.queue), None),
-    )
+    return {
+        "halt": next(in_halts([row], now, Limits(), levels), None),
+        "attempt": attempt,
+        "is_due": attempt is not None and attempt.next_at is not None and attempt.next_at <= now,
+        "trace": trace_of(attempt) if attempt and not why_not else None,
+        "why_no_trace": why_not,
+        "ready": next((one.ready for one in levels if one.queue == row.queue), None),
+    }
 
 
 def _last_attempt(row: QueueControl) -> Attempt | None:

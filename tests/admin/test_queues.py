@@ -510,9 +510,10 @@ def test_the_message_at_which_a_queue_is_halted_has_a_page_with_its_error_and_it
             first, number, at=now - timedelta(minutes=15 - number), verdict="halt", next_at=now + timedelta(seconds=50)
         )
     shown = page.get(f"{QUEUES}first/", {"queue": QUEUE})
+    Attempt.objects.update(next_at=now - timedelta(seconds=3))
+    late = Page(page.get(f"{QUEUES}first/", {"queue": QUEUE, "fragment": "1"})).text
     viewer = client_of(made.person("viewer", "view_queuecontrol", "view_parkedmessage"))
     untraced = Page(viewer.get(f"{QUEUES}first/", {"queue": QUEUE})).text
-    QueueControl.objects.update(halted_at=None)
 
     text = Page(shown).text
     assert "Business key PAY-1 Message id 9f3c-1 Handler transfer Last attempt" in text
@@ -521,7 +522,21 @@ def test_the_message_at_which_a_queue_is_halted_has_a_page_with_its_error_and_it
     assert ("raise GatewayTimeout(host)" in text, "raise GatewayTimeout(host)" in untraced) == (True, False)
     assert "let it raise Park for this message, or name the error in park_on" in text
     assert "No traceback was recorded." in unknown
-    assert page.get(f"{QUEUES}first/", {"queue": QUEUE}).status_code == 404
+    assert "Next attempt due Halted since" in late
+
+
+def test_the_page_of_a_halted_queue_goes_on_with_it(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stood still, "next attempt in 7 s", after all had been handled; loaded again it was not found."""
+    made.broker_seen(monkeypatch, Level(queue=QUEUE, role=Role.WORK, ready=0, consumers=1))
+    halted(QUEUE)
+    shown = page.get(f"{QUEUES}first/", {"queue": QUEUE})
+    (live,) = [attrs for _tag, attrs in Page(shown).tags if "data-rmq-live" in attrs]
+    QueueControl.objects.update(halted_at=None)
+    part, again = (page.get(live["data-rmq-live"] + more) for more in ("&fragment=1", ""))
+
+    assert "data-rmq-pulse" in shown.content.decode()
+    assert Page(part).text == f"Queue {QUEUE} is not halted any more. Queues"
+    assert f"Queue {QUEUE} is not halted any more." in Page(again).text
 
 
 def test_a_halted_queue_does_not_run_though_a_consumer_reads_it(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
