@@ -21,7 +21,7 @@ from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.choice import LeftOut, left_out, sample, taken_keys, with_seen_examples
 from django_rmq_retry.admin.contents import TEXT_LIMIT
 from django_rmq_retry.admin.decisions import discard_effect
-from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
+from django_rmq_retry.admin.pages import MOST_RECORDS_LINKED, Button, Pages, migrated, refusal, requires
 from django_rmq_retry.admin.queues import StoppedQueues
 from django_rmq_retry.admin.requests import act_and_change, act_text, chosen_text, in_words, only_message
 from django_rmq_retry.admin.requeue_form import number_mistyped, number_to_type, still_failing, targets_of
@@ -227,6 +227,7 @@ class ApprovalRequestAdmin(Pages):
             state="" if ended else known.state_at(now),
             ending="" if waits else _ending(known),
             next_steps=self._next_steps(request, known, wish) if ended else (),
+            records=self.linked_records(_records(wish)) if ended else "",
             missed=missed,
             unnamed=_left_unnamed(known, len(missed)),
             what=what,
@@ -296,6 +297,12 @@ def _ending(known: ApprovalRequest) -> str:
 def _choosable(chosen: Selection) -> bool:
     """Return True if the messages of a request can be chosen again: by their numbers, or as those of a group."""
     return 0 < len(chosen.revisions) <= MOST_IDS or (chosen.group is not None and set(chosen.filter) == {"group"})
+
+
+def _records(wish: Wish) -> list[int]:
+    """Return the numbers of a request's messages; none if it has one, whose name is shown, or many."""
+    numbers = sorted(wish.selection.revisions)
+    return numbers if 1 < len(numbers) <= MOST_RECORDS_LINKED else []
 
 
 def _any_open() -> bool:

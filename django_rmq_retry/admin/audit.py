@@ -24,7 +24,7 @@ from django_rmq_retry.admin import exports, labels
 from django_rmq_retry.admin.action_facts import facts_in_words
 from django_rmq_retry.admin.labels import column, labelled, one_short_line
 from django_rmq_retry.admin.message_list import CappedPaginator, counted_as
-from django_rmq_retry.admin.pages import Pages, refusal
+from django_rmq_retry.admin.pages import MOST_RECORDS_LINKED, Pages, refusal
 from django_rmq_retry.health.doubts import FINDING, NAMES, finding_of
 from django_rmq_retry.markup import NOTHING, count_or_dash, counted, time_exact, visible
 from django_rmq_retry.models import Action, ApprovalRequest, ErrorGroup, OperatorAction, ParkedMessage
@@ -295,18 +295,22 @@ class OperatorActionAdmin(Pages):
         linked = format_html_join("\n", '<a href="{}">{}</a>', zip(asked, lines, strict=False))
         return format_html("{}\n{}", linked, "\n".join(lines[len(asked) :])) if len(lines) > len(asked) else linked
 
-    def _page_and_number(self, number: str) -> tuple[str, str]:
-        return self.address("parkedmessage_change", number), number
-
     def _records(self, ranges: str) -> SafeString:
         """Return ranges of messages with links to the first and the last of each; of very many only the first ones."""
         spans = ranges.split()
-        shown = [
-            format_html_join("-", '<a href="{}">{}</a>', map(self._page_and_number, span.split("-")))
-            for span in spans[:MOST_SPANS_LINKED]
-        ]
+        some = _numbers_of_few(spans)
+        if some:
+            return self.linked_records(some)
+        shown = [self.linked_records(span.split("-"), between="-") for span in spans[:MOST_SPANS_LINKED]]
         more = ["…"] if len(spans) > MOST_SPANS_LINKED else []
         return format_html_join(" ", "{}", ((one,) for one in [*shown, *more]))
+
+
+def _numbers_of_few(spans: Sequence[str]) -> list[int]:
+    """Return each number of these ranges; none if they are many."""
+    ends = [(int(first), int(last or first)) for first, _dash, last in (span.partition("-") for span in spans)]
+    few = sum(max(last - first, 0) + 1 for first, last in ends) <= MOST_RECORDS_LINKED
+    return [number for first, last in ends for number in range(first, last + 1)] if few else []
 
 
 def _change(request: HttpRequest, action: OperatorAction) -> str:

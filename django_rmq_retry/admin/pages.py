@@ -1,6 +1,6 @@
 """The base of all pages: permissions, Django's own lists in our frame, and buttons."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec
@@ -16,7 +16,9 @@ from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
+from django.utils.html import format_html_join
 from django.utils.log import log_response
+from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
@@ -43,6 +45,8 @@ DATABASE_ANSWER_SECONDS = 6.0
 AWAY, CLOCK = "Rmq-Away", "Rmq-Clock"
 AGAIN_SECONDS = 5
 """Seconds after which a page loads again that had none."""
+MOST_RECORDS_LINKED = 50
+"""The most messages of an act or a request that are listed one by one."""
 MOST_POSTED_BYTES = 10 * 1024 * 1024
 """The size of a form with a list of keys."""
 
@@ -288,6 +292,11 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
     def address(self, name: str, *args: object) -> str:
         """Return the address of one of our pages on the same admin site, by a name such as `errorgroup_change`."""
         return reverse(f"admin:rmq_retry_{name}", args=args, current_app=self.admin_site.name)
+
+    def linked_records(self, numbers: Iterable[object], between: str = " ") -> SafeString:
+        """Return the numbers of messages, each with a link to its page."""
+        links = ((self.address("parkedmessage_change", number), number) for number in numbers)
+        return format_html_join(between, '<a href="{}">{}</a>', links)
 
     @migrated
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponseBase:

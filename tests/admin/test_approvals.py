@@ -715,6 +715,10 @@ def test_a_decided_request_leads_to_what_was_done(asking: Asking, ann: User, bob
     assert "as the bank's list says" in page.text
     assert "ann, approved by bob" in act.text
     assert act.links["Request 1"] == address
+    if asking in (discarding, editing_many):
+        numbers = [str(one.pk) for one in ParkedMessage.objects.order_by("pk")]
+        assert f"Record numbers {' '.join(numbers)} " in page.text
+        assert [one.links[numbers[1]] for one in (page, act)] == [f"{ADMIN}parkedmessage/{numbers[1]}/change/"] * 2
     reader = Page(client_of(made.person("reader", "view_approvalrequest")).get(address))
     assert "Act in the audit log" not in reader.links
 

@@ -732,6 +732,18 @@ def test_the_audit_log_names_the_messages_of_a_run_that_were_chosen_by_hand(page
     assert "Selection" not in act.text
 
 
+@pytest.mark.parametrize("count", [12, 51])
+def test_an_act_on_a_few_messages_leads_to_each_of_them(page: Client, count: int) -> None:
+    """Of ranges only the ends were links: of twelve discarded messages eight were not reached."""
+    cause = made.group()
+    numbers = [made.message(cause, business_key=f"PAY-{number}").pk for number in range(count)]
+    hold_messages(numbers)
+    act = Page(page.get(f"{ADMIN}operatoraction/{OperatorAction.objects.get().pk}/change/"))
+
+    linked = [number for number in numbers if str(number) in act.links]
+    assert linked == (numbers if count == 12 else [numbers[0], numbers[-1]])
+
+
 @pytest.mark.parametrize("chosen", ["group", "numbers"])
 def test_a_message_taken_off_hold_in_bulk_shows_its_operator(page: Client, chosen: str) -> None:
     cause = made.group()
