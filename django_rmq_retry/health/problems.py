@@ -344,18 +344,23 @@ def in_survey(survey: Survey, limits: Limits, levels: Sequence[Level] = ()) -> I
 
 def _in_handled_again(known: Sequence[HandledAgain], now: datetime) -> Iterator[Problem]:
     """Yield what was handled twice, and what perhaps was: what a lost consumer had begun comes before the rest."""
-    still = [one for one in known if one.still]
+    yield from in_still(known)
     certain = [one for one in known if one.certain]
     begun = [one for one in known if (one.begun_by or one.still) and not one.certain]
     others = [one for one in known if not (one.begun_by or one.still or one.certain)]
-    if still:
-        each = [f"{one.name} ({listed(map(str, one.still))})" for one in still]
-        values: dict[str, object] = {"number": number(len(still)), "names": listed(each)}
-        yield Problem(code=Code.STILL_AT_IT, subject=still[0].name, count=len(still), values=values)
     if certain:
         yield _handled_again(Code.DONE_TWICE, certain, now)
     if begun or others:
         yield _handled_again(Code.PERHAPS_TWICE, begun or others, now, others if begun else ())
+
+
+def in_still(known: Iterable[HandledAgain]) -> Iterator[Problem]:
+    """Yield what living processes have in a handler yet, and others have handled meanwhile."""
+    still = [one for one in known if one.still]
+    if still:
+        each = [f"{one.name} ({listed(map(str, one.still))})" for one in still]
+        values: dict[str, object] = {"number": number(len(still)), "names": listed(each)}
+        yield Problem(code=Code.STILL_AT_IT, subject=still[0].name, count=len(still), values=values)
 
 
 def _handled_again(

@@ -30,7 +30,7 @@ BUDGETS = {
     "outboxmessage/": 4,
     "outboxmessage/{row}/change/": 3,
     "queuecontrol/": 6,
-    "consumerprocess/": 5,
+    "consumerprocess/": 6,
     "approvalrequest/": 7,
     "approvalrequest/{request}/change/": 16,
 }
