@@ -376,10 +376,14 @@ def _actions(message: ParkedMessage, actions: Iterable[OperatorAction]) -> Itera
 
 def _sent(items: Iterable[RequeueItem], attempts: Sequence[Attempt]) -> Iterator[TimelineEvent]:
     for item in items:
-        if item.sent_at:
+        sent_at = item.sent_at
+        if sent_at is None and item.ended_at and item.state in (ItemState.PROCESSED, ItemState.FAILED):
+            # Its sender was killed before it could write when: by the message itself, maybe.
+            sent_at = item.ended_at - EVENT_STEP
+        if sent_at:
             # The sender's clock may be ahead: the attempts of its own cycle began afterwards.
             began = [one.started_at - EVENT_STEP for one in attempts if item.cycle and one.cycle == item.cycle]
-            at = min([item.sent_at, *(begin for begin in began if item.sent_at - begin < CLOCK_DIFFERENCE)])
+            at = min([sent_at, *(begin for begin in began if sent_at - begin < CLOCK_DIFFERENCE)])
             title = _("Requeued by %(name)s") % {"name": item.run.who}
             yield TimelineEvent(at=at, kind="sent", title=title, text=_run_text(item), run=item.run_id)
 

@@ -151,7 +151,8 @@ def test_the_first_of_two_handlings_says_that_its_acknowledgement_was_lost(page:
     assert text.index("Attempt 2 succeeded") < text.index(lost)
 
 
-def test_the_timeline_keeps_each_parking_of_a_message_that_kills_its_workers(page: Client) -> None:
+@pytest.mark.parametrize("written", [True, False], ids=["sent", "sent by a worker that it killed at once"])
+def test_the_timeline_keeps_each_parking_of_a_message_that_kills_its_workers(page: Client, *, written: bool) -> None:
     """It has no attempts: after its second requeue the timeline began with that, as if it had never been parked."""
     now = timezone.now()
     first, second, third = (now - timedelta(minutes=ago) for ago in (50, 30, 10))
@@ -162,7 +163,8 @@ def test_the_timeline_keeps_each_parking_of_a_message_that_kills_its_workers(pag
     for place, (cycle, ended) in enumerate(((2, second), (3, third))):
         run_of = RequeueRun.objects.create(created_at=first, by="ann", state="finished")
         item = {"run": run_of, "message": one, "revision": 1, "place": place, "state": "failed"}
-        RequeueItem.objects.create(**item, cycle=cycle, sent_at=ended - timedelta(minutes=5), ended_at=ended)
+        sent = ended - timedelta(minutes=5) if written else None
+        RequeueItem.objects.create(**item, cycle=cycle, sent_at=sent, ended_at=ended)
     text = Page(page.get(address_of(one))).text
     events = re.findall(r"■ Parked(?=:)?|→ Requeued by ann", text[text.index("Timeline") :])
 
