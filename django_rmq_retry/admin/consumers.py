@@ -17,9 +17,8 @@ from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health import processes
 from django_rmq_retry.health.facts import by_dead_workers
-from django_rmq_retry.health.handled_again import handled_again, named
 from django_rmq_retry.health.look import merged
-from django_rmq_retry.health.problems import Queues, crash_loops, in_processes, in_still, last_signs
+from django_rmq_retry.health.problems import Queues, crash_loops, in_processes, last_signs, still_at_it
 from django_rmq_retry.health.processes import InFlight, Process, ProcessState
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.markup import counted
@@ -328,8 +327,7 @@ def problems_of(known: Sequence[Process]) -> list[tuple[Problem, str]]:
     # If none is alive, the broker knows which queues stand still.
     queues = Queues(levels=(seen.last or seen).levels if seen else ())
     found = merged(list(in_processes(rows, now, [one for one in known if one.overtaken])), queues, last)
-    again = [one for one in handled_again(now, rows) if one.still]
-    found += in_still(named(again, rows, now)) if again else ()
+    found += still_at_it(rows, now)
     command = "manage.py rmq_consume"
     # Its own fold below says more of a crash loop.
     told = (one for one in found if one.code not in (Code.CRASH_LOOP, Code.CRASH_LOOP_OVER))

@@ -33,7 +33,7 @@ from django_rmq_retry.health.facts import (
     SilentCopies,
     Survey,
 )
-from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR, HandledAgain
+from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR, HandledAgain, handled_again, named
 from django_rmq_retry.health.processes import (
     LOOP_OVER_AFTER,
     MAY_GO_ON_FOR,
@@ -352,6 +352,12 @@ def _in_handled_again(known: Sequence[HandledAgain], now: datetime) -> Iterator[
         yield _handled_again(Code.DONE_TWICE, certain, now)
     if begun or others:
         yield _handled_again(Code.PERHAPS_TWICE, begun or others, now, others if begun else ())
+
+
+def still_at_it(rows: Sequence[ConsumerProcess], now: datetime) -> list[Problem]:
+    """Return the same of these processes; one query, and a few more if there is such a message."""
+    again = [one for one in handled_again(now, rows) if one.still]
+    return list(in_still(named(again, rows, now))) if again else []
 
 
 def in_still(known: Iterable[HandledAgain]) -> Iterator[Problem]:

@@ -123,6 +123,7 @@ def test_one_that_goes_on_with_what_another_has_handled_since_is_red(
     assert (text in Page(client_of(admin_user).get(STATUS)).text) is said
     assert (text in Page(client_of(admin_user).get(CONSUMERS)).text) is said
     assert (text.removesuffix(".") in run("rmq_status").out) is said
+    assert (text in run("rmq_status", "--consumers").out) is said
     assert ("woken:4711 still has it in a handler" in run("rmq_parked", "list", "--handled-again").out) is said
     assert ("✕ In a handler on woken:4711" in Page(client_of(admin_user).get(f"{STATUS}handled_again/")).text) is said
 

@@ -11,12 +11,13 @@ from itertools import compress
 
 from django.core.management.base import CommandParser
 
+from django_rmq_retry import database_clock
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_connections import renew_connections
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.health.look import look
-from django_rmq_retry.health.problems import Limits, blind
+from django_rmq_retry.health.problems import Limits, blind, still_at_it
 from django_rmq_retry.health.processes import MOST_LISTED_PROCESSES, Process, processes
 from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.management import consumer_status, findings
@@ -34,6 +35,7 @@ from django_rmq_retry.management.broker_status import (
 from django_rmq_retry.management.command import Options, RmqCommand, add_json, open_declarer, usage_error
 from django_rmq_retry.management.databases import DatabaseAway, named_errors
 from django_rmq_retry.management.findings import Finding
+from django_rmq_retry.parked.database import records_alias
 
 LEAST_SECONDS, MOST_SECONDS = 0.1, 86_400.0
 FAILING = {"warning": Severity.WARNING, "error": Severity.ERROR}
@@ -180,6 +182,8 @@ class Command(RmqCommand):
         terminal = self.stdout.isatty()
         if found:
             self.table(*consumer_status.process_rows(found[:limit], terminal=terminal))
+            for one in still_at_it([each.row for each in found], database_clock.reckoned(records_alias())):
+                self.line(f"{one.text} {one.why}", "ERROR")
         rows, styles = consumer_status.in_flight_rows(found, terminal=terminal)
         if len(rows) > 1:
             self.line()
