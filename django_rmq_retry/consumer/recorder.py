@@ -85,14 +85,19 @@ class Recorder:
 
         Without an id it would not be: equal bodies share their attempts.
         """
-        now, passed = database_clock.epoch(router.db_for_write(ParkedMessage)), time.monotonic()
-        for one in messages:
-            if message_id(one.arrival):
-                attempt = FinishedAttempt(
-                    delivery=one.arrival, verdict=ACK, subscription=one.subscription, seconds=one.ended - one.began
-                )
-                draft = draft_of(attempt, None, ended=now - passed + one.ended)
-                self.buffer.add(draft._replace(number=one.number, identity=one.identity or draft.identity, thread=""))
+        try:
+            now, passed = database_clock.epoch(router.db_for_write(ParkedMessage)), time.monotonic()
+            for one in messages:
+                if message_id(one.arrival):
+                    attempt = FinishedAttempt(
+                        delivery=one.arrival, verdict=ACK, subscription=one.subscription, seconds=one.ended - one.began
+                    )
+                    draft = draft_of(attempt, None, ended=now - passed + one.ended)
+                    self.buffer.add(
+                        draft._replace(number=one.number, identity=one.identity or draft.identity, thread="")
+                    )
+        except BaseException:
+            log.exception("Attempts whose acknowledgements may be lost could not be recorded")
 
     def _written(self, rows: Sequence[AttemptRow]) -> None:
         """Note what attempts mean for copies of their messages that are parked, and for retries that were sent early.

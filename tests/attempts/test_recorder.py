@@ -100,6 +100,15 @@ def test_what_was_handled_before_its_ack_was_lost_is_recorded_as_the_same_messag
     assert len(messages[0].arrival.body) <= LARGEST_KEPT_BODY
 
 
+def test_lost_acks_that_cannot_be_recorded_do_not_end_the_consumer(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recorder.buffer, "add", lambda _draft: post())
+    recorder.acks_lost([AckedMessage(3.0, delivery(message_id="m-1"), CHARGE, 1.0, 1, "")])
+
+    assert "could not be recorded" in caplog.text
+
+
 def test_what_was_handled_without_an_id_is_not_recorded(recorder: Recorder) -> None:
     """Equal bodies share their attempts: two payments would count as one that was handled twice."""
     recorder.acks_lost([AckedMessage(3.0, delivery(), CHARGE, 1.0, 1, "")])
