@@ -204,6 +204,10 @@ class Source(Protocol):
     def resume(self, queue: str, *, prefetch: int | None = None) -> None:
         """Consume this queue again with this prefetch at most; None means the prefetch of its line."""
 
+    def let_go(self, queue: str) -> bool:
+        """Return True if a paused queue has no channel here: none of it is unacked, and the broker has all its acks."""
+        ...
+
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         """Call a function on the I/O thread after this many seconds."""
 

@@ -103,6 +103,10 @@ class PikaSource:
         line = self._lines.get(queue)
         return line is not None and line.in_flight > 0
 
+    def let_go(self, queue: str) -> bool:
+        closed = queue in self._pauses and queue not in self._lines
+        return closed and all(line.line.queue != queue for line in self._acking.copy())
+
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None:
         self._wanted, self._receiver = {line.queue: line for line in lines}, receiver
         self._io.call(self._link.open)

@@ -1,7 +1,8 @@
 """The gate of breakers and pauses before an attempt, and the exchange of their state with other processes."""
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -49,6 +50,12 @@ class SharedStore(Protocol):
     def release(self, who: str) -> None: ...
 
 
+class LetGoStore(Protocol):
+    def look(self, stopped: Iterable[str]) -> None: ...
+
+    def takes(self, queue: str) -> None: ...
+
+
 class BreakerGate:
     """The breakers and pauses of this process. ``enter`` and ``leave`` query nothing; one thread calls ``turn``."""
 
@@ -78,6 +85,8 @@ class BreakerGate:
         self._warn = warn
         """True if a store that does not answer is worth a warning."""
         self.control: PauseControl = NoPauseControl()
+        self.let_go: LetGoStore | None = None
+        """Where this process tells of which stopped queues it has nothing; None without records."""
         self.changed = threading.Event()
         """Set if ``turn`` has something to do at once."""
         self.first_read = threading.Event()
@@ -138,6 +147,8 @@ class BreakerGate:
         now = self._now()
         for local in self._queues.values():
             self._update(local, rows, now)
+        if rows is not None:
+            self._tell_let_go()
         # Once all are applied: until then a burst would find no queue to wait for.
         if self.unread and all(local.known for local in self._queues.values()):
             self.unread = False
@@ -241,9 +252,21 @@ class BreakerGate:
         due = not local.stored.is_paused(now) and local.circuit.due(now) and not local.probing
         if due and self.control.able() and self._claims(local, now, rows):
             self._start_probe(local, now)
+        if rows is not None and local.mode is Consuming.NONE and local.wanted(now) is not Consuming.NONE:
+            self._tell_taken(local.queue)
         mode = apply(local, now, self.control)
         if local.known:
             log_change(local, before, mode if known else Consuming.ALL, now)
+
+    def _tell_let_go(self) -> None:
+        if self.let_go is not None:
+            with suppress(Exception):  # The heartbeat, which writes the same row, logs what persists.
+                self.let_go.look([name for name, local in self._queues.items() if local.mode is Consuming.NONE])
+
+    def _tell_taken(self, queue: str) -> None:
+        if self.let_go is not None:
+            with suppress(Exception):  # As above: no message waits for what only pages show.
+                self.let_go.takes(queue)
 
     def _start_probe(self, local: LocalQueue, now: float) -> None:
         with local.lock:

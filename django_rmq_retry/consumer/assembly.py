@@ -16,6 +16,7 @@ from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.attempts.captured_log import FreshConnectionsAndLog
 from django_rmq_retry.breakers.gate import BreakerGate
 from django_rmq_retry.breakers.halts import Halts
+from django_rmq_retry.breakers.let_go import LetGo
 from django_rmq_retry.breakers.rates import RateGate
 from django_rmq_retry.breakers.table import BreakerTable, RateTable, controls_alias, process_name
 from django_rmq_retry.breakers.watch import Watch
@@ -103,6 +104,7 @@ def consumer(
         at_once = sum(made.sizes)
         facts: dict[str, Any] = {"name": name, "number": number, "package": __version__, "threads": at_once}
         heartbeat = Heartbeat(made, **facts, queues=made.pauses.queues)
+        breaker_gate.let_go = LetGo(name, has_none=made.pauses.let_go)
     halts = Halts(
         lambda: events.halts,
         name,

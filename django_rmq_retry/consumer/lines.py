@@ -65,6 +65,10 @@ class QueuePauses:
         """Resume a queue with one message at a time, as a probe; messages in quarantine stay in their queue."""
         self._source.resume(queue, prefetch=1)
 
+    def let_go(self, queue: str) -> bool:
+        """True if a queue is paused, and this process has nothing of it any more."""
+        return all(map(self._source.let_go, self._consumed.get(queue, ())))
+
 
 def returned_as_copies(work_queues: Sequence[WorkQueue]) -> frozenset[str]:
     """Return the queues whose messages all pass a gate, which returns them as copies: queues do not count those."""

@@ -1,16 +1,18 @@
-"""The end of doubts: a run's, in which no consumer died, and those that an operator says to have checked."""
+"""The end of doubts: those of runs for which no consumer died, and those that an operator says to have checked."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from django.db import router
+from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.health.begun import Begun
 from django_rmq_retry.health.facts import survey
 from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR, HandledAgain
+from django_rmq_retry.health.held import Span, held_unsettled
 from django_rmq_retry.health.problems import Limits, in_survey
 from django_rmq_retry.health.processes import KEPT_EMPTY, note_ended
 from django_rmq_retry.health.rules import Code, Problem
@@ -32,6 +34,7 @@ from django_rmq_retry.parked.database import locked_run, records_alias, transact
 from django_rmq_retry.parked.early_outcomes import HANDLED_TWICE, PERHAPS_TWICE
 from django_rmq_retry.parked.operators import Actor, Outdated, Refused
 from django_rmq_retry.statements import with_one_of
+from django_rmq_retry.topology.declarations import work_queue
 from django_rmq_retry.wording import MOST_IN_A_TEXT
 
 OF_RUNS = (Code.HANDLED_TWICE, Code.RUN_PERHAPS_TWICE)
@@ -43,7 +46,7 @@ FINDING, NAMES = "finding", "names"
 MOST_CHECKS_SHOWN = 20
 
 KNOWN_AFTER, TAKEN_BACK_WITHIN = 2 * VANISHED_AFTER, 5 * VANISHED_AFTER
-"""The times after the end of a run from which it is known that no consumer died in it, and until which its doubts are
+"""The times after an outcome from which it is known that no consumer died before it, and until which its doubt is
 taken back: consumers look once a minute."""
 
 
@@ -213,19 +216,19 @@ def checked_lately(checks: Mapping[str, int], now: datetime) -> list[OperatorAct
 
 
 def end_doubts() -> bool:
-    """Take back "perhaps handled twice" of what was processed in runs that ended a while ago and lost no consumer.
+    """Take back "perhaps handled twice" of what was processed while no consumer was lost that may have begun it before.
 
     Consumers that lost their connection, and live, had only fetched these messages: what they have handled they count
-    themselves, whether or not its ack has arrived. What its deaths have parked stays in doubt. A run is too old for
-    this once the row of a consumer that died may be gone.
+    themselves, whether or not its ack has arrived; one that has it in a handler yet is waited for. What its deaths
+    have parked stays in doubt, as does what was sent when the rows of those that died then may be gone.
     """
     now = database_clock.trusted(records_alias())
     if now is not None:
         runs = RequeueRun.objects.using(records_alias()).filter(perhaps_twice__gt=0)
-        ended = runs.filter(finished_at__range=(now - KEPT_EMPTY, now - KNOWN_AFTER))
-        for run in ended:
-            if _all_lived(run.started_at or run.created_at, now):
-                _end(run.pk)
+        for run in runs.filter(Q(finished_at=None) | Q(finished_at__gte=now - KEPT_EMPTY)):
+            rows = _known_since(run, now)
+            if rows:
+                _end(run.pk, held_unsettled(rows, now), now)
     return False
 
 
@@ -236,26 +239,43 @@ def awaits_end_of_doubts(run: RequeueRun, now: datetime) -> bool:
 
 def may_end(run: RequeueRun, now: datetime) -> bool:
     """Return True if what was perhaps handled twice in this run is taken back, unless one dies yet; one query."""
-    ended = run.finished_at is not None and run.finished_at <= now - TAKEN_BACK_WITHIN
-    return bool(run.perhaps_twice) and not ended and _all_lived(run.started_at or run.created_at, now)
+    if not run.perhaps_twice or (run.finished_at is not None and run.finished_at <= now - TAKEN_BACK_WITHIN):
+        return False
+    rows = _known_since(run, now)
+    return bool(rows) and not any(one.vanished(now) for one in rows)
 
 
-def _all_lived(since: datetime, now: datetime) -> bool:
-    known = ConsumerProcess.objects.using(router.db_for_read(ConsumerProcess)).filter(beat_at__gte=since)
-    rows = list(known.defer("in_flight"))
-    return since >= now - KEPT_EMPTY and bool(rows) and not any(one.vanished(now) for one in rows)
+def _known_since(run: RequeueRun, now: datetime) -> list[ConsumerProcess]:
+    """Return the consumers that were heard of since a run began, and since when none of their rows is gone."""
+    since = max(run.started_at or run.created_at, now - KEPT_EMPTY)
+    return list(ConsumerProcess.objects.using(router.db_for_read(ConsumerProcess)).filter(beat_at__gte=since))
 
 
 @transaction_of(RequeueRun)
-def _end(run_id: int) -> None:
+def _end(run_id: int, held: Mapping[str, Sequence[Span]], now: datetime) -> None:
     run = locked_run(run_id)
     if run is not None:
         parts = run.parts.using(records_alias())
-        parts.filter(PERHAPS_TWICE, state=ItemState.PROCESSED).update(redelivered=False)
-        before = mark_of_run(run)
-        run.perhaps_twice = parts.filter(PERHAPS_TWICE).count()
+        known = {"sent_at__gte": now - KEPT_EMPTY, "ended_at__lt": now - KNOWN_AFTER}
+        done = parts.filter(PERHAPS_TWICE, state=ItemState.PROCESSED, **known)
+        for queue, spans in held.items():
+            mine = _among(run, queue)
+            for since, until in spans if mine is not None else ():
+                done = done.exclude(mine, sent_at__lte=until, ended_at__gte=since)
+        done.update(redelivered=False)
+        before, left = mark_of_run(run), parts.filter(PERHAPS_TWICE).count()
+        if left == run.perhaps_twice:
+            return
+        run.perhaps_twice = left
         run.save(using=records_alias(), update_fields=["perhaps_twice"])
         take_turns()
         if act := checked(using=records_alias()).get(before):
             # What was checked stays so when there is less of it.
             remember([mark_of_run(run)], act)
+
+
+def _among(run: RequeueRun, queue: str) -> Q | None:
+    """Match the parts of a run that went to a queue; None if none did."""
+    if one := run.retries_of or run.target:
+        return Q() if work_queue(one) == queue else None
+    return Q(message__queue=queue)

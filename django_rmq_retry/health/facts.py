@@ -77,6 +77,7 @@ from django_rmq_retry.parked.unsent_edits import edited_unsent
 from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.publishing import outbox_rows
 from django_rmq_retry.statements import missing_tables
+from django_rmq_retry.topology.declarations import work_queue
 
 RECENT = timedelta(minutes=10)
 ENDING = (GatedAct.DISCARD, GatedAct.REQUEUE)
@@ -356,8 +357,15 @@ def lost_a_consumer(run: RequeueRun, processes: Iterable[ConsumerProcess], now: 
 
     Of a consumer that stops in good order they are delivered again, too, but it had not begun them.
     """
-    since = run.started_at or run.created_at
-    return bool(run.perhaps_twice) and any(one.vanished(now) and one.beat_at > since for one in processes)
+    since, queue = run.started_at or run.created_at, run.retries_of or run.target
+    lost = (one for one in processes if one.beat_at > since and one.vanished(now))
+    return bool(run.perhaps_twice) and any(_may_have_had(one, queue) for one in lost)
+
+
+def _may_have_had(lost: ConsumerProcess, queue: str) -> bool:
+    """Return True if it may have had messages of a queue when it ended, or of any if it is empty."""
+    read = {work_queue(name) for name in lost.queues}
+    return not all(map(lost.had_none_of, read & {work_queue(queue)} if queue else read))
 
 
 def _sending(runs: Iterable[RequeueRun]) -> list[RequeueRun]:

@@ -40,7 +40,7 @@ class HandledAgain:
     begun_at: datetime
     """When the last of these handlings began."""
     begun_by: tuple[Begun, ...] = ()
-    """The lost processes that had it in a handler at their last heartbeat; without one they may have had it waiting."""
+    """The lost processes that had it in a handler at their last heartbeat; if none, some may have had it waiting."""
     still: tuple[Begun, ...] = ()
     """The living processes that had begun it before the last handling, and have it in a handler yet."""
     beside: tuple[str, ...] = ()
@@ -89,13 +89,19 @@ def handled_again(now: datetime, processes: Iterable[ConsumerProcess]) -> tuple[
     for attempt in _handled_before(known):
         known[attempt.identity].insert(0, attempt)
     every = list(processes)
-    lost, others = ([one for one in every if one.vanished(now) is gone] for gone in (True, False))
-    suspects = [(some, {one.pk for one in lost if _may_have_had(one, some[-1])}) for some in known.values()]
-    beside = {one.pk for one in others if any(_had_begun(one, some[-1]) for some in known.values())}
-    held = _in_handlers({pk for _some, of in suspects for pk in of} | beside)
-    at_work = begun_by(held[pk] for pk in beside if pk in held)
-    found = [_told(some, begun_by(held[pk] for pk in of if pk in held), at_work) for some, of in suspects]
-    told = [one for (_some, of), one in zip(suspects, found, strict=True) if one.certain or of or one.still]
+    lost = {one.pk: one for one in every if one.vanished(now)}
+    suspects = [(some, {pk for pk, one in lost.items() if _may_have_had(one, some[-1])}) for some in known.values()]
+    ran = {one.pk for one in every if any(_had_begun(one, some[-1]) for some in known.values())}
+    held = _in_handlers({pk for _some, of in suspects for pk in of} | ran)
+    told = []
+    for some, of in suspects:
+        begun, at_work = (
+            begun_by(held[pk] for pk in of if pk in held),
+            begun_by(held[pk] for pk in held if pk not in of),
+        )
+        one = _told(some, begun, at_work, lost)
+        if one.certain or of or one.still or one.begun_by:
+            told.append(one)
     counted = _sent_by_runs([one.identity for one in told if not one.certain])
     told = [one for one in told if one.certain or one.identity not in counted]
     return tuple(sorted(told, key=lambda one: (one.certain, bool(one.begun_by or one.still), one.at), reverse=True))
@@ -108,7 +114,9 @@ def _may_have_had(lost: ConsumerProcess, attempt: Attempt) -> bool:
     """
     published, ended = attempt.published_at, lost.ended_at
     after_its_end = published is not None and ended is not None and published > ended + CLOCKS_DIFFER
-    return lost.beat_at < attempt.started_at and reads(lost, attempt.queue) and not after_its_end
+    if lost.beat_at >= attempt.started_at or after_its_end or not reads(lost, attempt.queue):
+        return False
+    return not lost.had_none_of(attempt.queue)
 
 
 def _had_begun(living: ConsumerProcess, attempt: Attempt) -> bool:
@@ -175,11 +183,13 @@ def _in_handlers(processes: Collection[int]) -> dict[int, ConsumerProcess]:
     return {one.pk: one for some in with_one_of(rows, "pk", processes) for one in some}
 
 
-def _told(some: Sequence[Attempt], begun: BegunBy, at_work: BegunBy) -> HandledAgain:
+def _told(some: Sequence[Attempt], begun: BegunBy, at_work: BegunBy, lost: Collection[int]) -> HandledAgain:
     last = some[-1]
     # Its own attempt began when it did, but for what clocks are read apart.
     before = last.started_at - READ_APART
-    yet = at_work.get((last.queue, last.message_id), ()) if last.message_id else ()
+    place = last.queue, last.message_id
+    yet = [one for one in at_work.get(place, ()) if one.since is not None and one.since < before]
+    gone = [one for one in yet if one.consumer.pk in lost]
     # Without an id, messages of one body have the same attempts: it is not known that one was handled twice.
     times = some if last.message_id else [last]
     return HandledAgain(
@@ -189,8 +199,8 @@ def _told(some: Sequence[Attempt], begun: BegunBy, at_work: BegunBy) -> HandledA
         message_id=last.message_id,
         times=tuple((one.ended_at, one.process) for one in times),
         begun_at=last.started_at,
-        begun_by=all_begun(begun, [last.queue], last.message_id, some),
-        still=tuple(one for one in yet if one.since is not None and one.since < before),
+        begun_by=all_begun({place: [*begun.get(place, ()), *gone]}, [last.queue], last.message_id, some),
+        still=tuple(one for one in yet if one not in gone),
     )
 
 

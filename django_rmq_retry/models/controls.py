@@ -14,6 +14,8 @@ CONNECTS_WITHIN = timedelta(seconds=5)
 """The time that a process has for its first connection: one that is heard of earlier is only starting."""
 VANISHED_AFTER = timedelta(seconds=30)
 """The time without a heartbeat after which a process counts as vanished, unless its end is known before."""
+LET_GO_KNOWN_FOR = timedelta(minutes=1)
+"""The time after its last heartbeat in which a process that cannot reach its database takes nothing unnoticed."""
 KILLED = gettext_noop("killed: its process is gone")
 """The fault of a process that could not write one."""
 
@@ -153,6 +155,11 @@ class ConsumerProcess(models.Model):
     """The time at which it lost its connection to the broker; None while it has one, and before its first one."""
     stopping = models.BooleanField(_("stopping"), default=False)
     queues = models.JSONField(_("queues"), default=list)
+    let_go = models.JSONField(null=True, blank=True, editable=False)
+    """Those of its queues that are paused, or whose breaker is open, and of which it has no message left.
+
+    It writes that it takes some again before it does.
+    """
     threads = models.PositiveIntegerField(_("threads"), default=0)
     waiting = models.PositiveIntegerField(_("waiting for a thread"), default=0)
     """Messages that have arrived and wait for a thread."""
@@ -206,6 +213,14 @@ class ConsumerProcess(models.Model):
     def vanished(self, now: datetime) -> bool:
         """Return True if it ended without a good end: by a fault, as others found out, or as heartbeats are missing."""
         return self.ended_at is not None or now - self.beat_at > VANISHED_AFTER
+
+    def had_none_of(self, queue: str) -> bool:
+        """Return True if it is known to have had no message of a work queue when it ended.
+
+        One that ran on without its database, which it needs to tell what it takes, was seen to be gone much later.
+        """
+        soon = self.ended_at is not None and self.ended_at - self.beat_at <= LET_GO_KNOWN_FOR
+        return soon and queue in (self.let_go or ())
 
     def ran(self, now: datetime) -> timedelta:
         """Return for how long it has run, as far as its heartbeats tell."""

@@ -633,7 +633,7 @@ def test_a_run_in_which_a_consumer_died_does_not_say_that_its_doubt_may_be_taken
     """It said "If no consumer died, this is taken back" beside the count of what the dead one had begun."""
     run, _lost = paid_in_a_crash_loop()
     made.consumer(pid=9)
-    taken_back = "If no consumer died, this is taken back two minutes after the end."
+    taken_back = "If no consumer died, this is taken back two minutes after it was handled."
     died = shown(page, run)
     ConsumerProcess.objects.exclude(pid=9).delete()
     lived = shown(page, run)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from django.db import connections
 
-from django_rmq_retry.models import QueueControl
+from django_rmq_retry.models import ConsumerProcess, QueueControl
 from tests.breakers.bank import Bank
 from tests.tooling.filled import VARIABLE
 from tests.tooling.proxy import proxy_to
@@ -117,6 +117,36 @@ def test_an_operator_pauses_and_resumes_a_queue(bank: Bank) -> None:
     assert [told.returncode for told in (paused, listed, resumed)] == [0, 0, 0]
     assert "mails\tpaused" in listed.stdout
     assert (fresh, codes) == (0, [0, 0])
+
+
+def test_one_that_dies_while_a_queue_is_stopped_raises_no_doubt_about_what_it_gave_back(bank: Bank) -> None:
+    """After a pause in which a consumer was killed, all that it had given back was "perhaps handled twice"."""
+    rows, hangs = ConsumerProcess.objects.using("own"), bank.folder / "hangs"
+    hangs.touch()
+    with bank.consuming() as one, bank.consuming() as two:
+        wait_until(lambda: bank.consumers("mails") == 2)
+        bank.publish("mails", *range(60))
+        wait_until(lambda: len({entry["pid"] for entry in bank.diary("began")}) == 2)
+        bank.run("rmq_queue", "pause", "mails", "--reason", "spam")
+        two.says("Queue 'mails' is paused by")
+        held = [row.let_go for row in rows.all()]
+        hangs.unlink()
+        wait_until(lambda: [row.let_go for row in rows.all()] == [["mails"]] * 2)
+        before = len(bank.did())
+        two.kill()
+        wait_until(lambda: rows.filter(ended_at__isnull=False).exists())
+        hangs.touch()
+        bank.run("rmq_queue", "resume", "mails", "--reason", "over")
+        wait_until(lambda: len(bank.diary("began")) > before)
+        reads = rows.get(pid=one.process.pid).let_go
+        hangs.unlink()
+        wait_until(lambda: len(bank.did()) == 60)
+        told = bank.run("rmq_status")
+        one.stopped()
+
+    assert (held, reads) == ([None, None], [])
+    assert "killed: its process is gone" in told.stdout
+    assert "perhaps handled twice" not in told.stdout
 
 
 def test_a_worker_started_without_its_database_takes_nothing_from_a_paused_queue(bank: Bank) -> None:

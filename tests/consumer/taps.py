@@ -42,6 +42,9 @@ class Tap:
     def resume(self, queue: str, *, prefetch: int | None = None) -> None:
         self.words.append(f"resume {queue} {prefetch}")
 
+    def let_go(self, queue: str) -> bool:
+        return f"pause {queue}" in self.words
+
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         timer = threading.Timer(seconds, call)
         timer.daemon = True

@@ -26,37 +26,100 @@ def run_of(*, began: float = 180, ended: float | None = 90, **fields: object) ->
     return RequeueRun.objects.create(**(times | facts | fields))
 
 
-def items_of(run: RequeueRun) -> None:
+def items_of(run: RequeueRun, *, sent: float = 170, ended: float = 90, queue: str = "payments.main") -> None:
+    now = timezone.now()
+    times = {"sent_at": now - timedelta(seconds=sent), "ended_at": now - timedelta(seconds=ended)}
     outcomes = [(ItemState.PROCESSED, 1), (ItemState.PROCESSED, 2), (ItemState.FAILED, 0)]
     for place, (state, handled) in enumerate(outcomes):
-        facts = {"place": place, "state": state, "handled": handled, "redelivered": True}
-        RequeueItem.objects.create(run=run, message=made.message(), revision=1, **facts)
+        facts = {"place": place, "state": state, "handled": handled, "redelivered": True} | times
+        RequeueItem.objects.create(run=run, message=made.message(queue=queue), revision=1, **facts)
 
 
-@pytest.mark.parametrize(
-    ("began", "ended", "beats", "left"),
-    [
-        (180, 90, [1, 1], 1),
-        (180, 90, [1, 120], 2),
-        (180, 90, [], 2),
-        (180, 45, [1], 2),
-        (180, None, [1], 2),
-        (70 * 60, 90, [1], 2),
-    ],
-    ids=["all live", "one vanished", "no heartbeats", "too early", "goes on", "too old to know"],
-)
-def test_the_doubts_of_a_run_end_if_no_consumer_died(
-    began: float, ended: float | None, beats: list[float], left: int
-) -> None:
-    run = run_of(began=began, ended=ended)
-    items_of(run)
-    for seconds in beats:
-        made.consumer(seconds=seconds)
+def left_of(run: RequeueRun) -> int:
     end_doubts()
     run.refresh_from_db()
 
-    assert (run.perhaps_twice, run.handled_twice) == (left, 1)
-    assert run.items.filter(redelivered=True, handled__lte=1).count() == left
+    assert run.items.filter(redelivered=True, handled__lte=1).count() == run.perhaps_twice
+    assert run.handled_twice == 1
+    return run.perhaps_twice
+
+
+@pytest.mark.parametrize(
+    ("sent", "ended", "beats", "left"),
+    [
+        (170, 90, [1, 1], 1),
+        (170, 90, [1, 120], 2),
+        (170, 90, [], 2),
+        (170, 45, [1], 2),
+        (65 * 60, 90, [1], 2),
+        (170, 90, [1, 60], 1),
+    ],
+    ids=["all live", "one vanished", "no heartbeats", "too early", "too old to know", "one died later"],
+)
+@pytest.mark.parametrize("over", [True, False], ids=["over", "goes on"])
+def test_the_doubts_of_a_run_end_if_no_consumer_died(
+    sent: float, ended: float, beats: list[float], left: int, *, over: bool
+) -> None:
+    run = run_of(began=70 * 60, ended=45 if over else None)
+    items_of(run, sent=sent, ended=ended)
+    for seconds in beats:
+        made.consumer(seconds=seconds)
+
+    assert left_of(run) == left
+
+
+def test_one_that_died_later_raises_no_doubt_about_what_a_breaker_had_given_back() -> None:
+    """It was paid once, ten minutes before a consumer died: an operator went to the bank with 19 payments."""
+    run = run_of(began=900, ended=None)
+    items_of(run, sent=880, ended=700)
+    made.consumer(seconds=100, ended_at=timezone.now() - timedelta(seconds=95))
+    made.consumer(seconds=1)
+
+    assert left_of(run) == 1
+
+
+@pytest.mark.parametrize(
+    ("let_go", "seen", "left"),
+    [
+        (["payments.main"], 5, 1),
+        ([], 5, 2),
+        (["mails"], 5, 2),
+        (["payments.main"], 70, 2),
+        (["payments.main"], None, 2),
+    ],
+    ids=["stopped", "reads it", "another is stopped", "seen to be gone later", "its end is not known"],
+)
+def test_one_that_died_while_the_queue_was_stopped_had_none_of_it(
+    let_go: list[str], seen: float | None, left: int
+) -> None:
+    run = run_of()
+    items_of(run)
+    beat = timezone.now() - timedelta(seconds=165)
+    facts = {"let_go": let_go, "ended_at": seen and beat + timedelta(seconds=seen)}
+    made.consumer(seconds=165, **facts)
+    made.consumer(seconds=1)
+
+    assert left_of(run) == left
+
+
+def test_one_that_read_another_queue_is_no_doubt_of_it() -> None:
+    run = run_of()
+    items_of(run)
+    made.consumer(seconds=120, queues=["mails"])
+    made.consumer(seconds=1)
+
+    assert left_of(run) == 1
+
+
+@pytest.mark.parametrize(("since", "left"), [(130, 2), (30, 1)], ids=["since before", "begun later"])
+def test_one_that_has_such_a_message_in_a_handler_yet_is_waited_for(since: float, left: int) -> None:
+    """A network cut gave it to another consumer while this one was at the bank: it may yet pay, or die in it."""
+    run = run_of()
+    items_of(run)
+    begun = (timezone.now() - timedelta(seconds=since)).isoformat()
+    made.consumer(seconds=1, in_flight=[{"queue": "payments.main", "message_id": "PAY-1", "since": begun}])
+
+    assert left_of(run) == left
 
 
 def test_one_that_died_before_the_run_began_is_no_doubt_of_it() -> None:
@@ -72,7 +135,7 @@ def test_one_that_died_before_the_run_began_is_no_doubt_of_it() -> None:
 def test_one_that_was_seen_to_end_by_a_fault_is_one() -> None:
     run = run_of()
     items_of(run)
-    made.consumer(seconds=20, ended_at=timezone.now() - timedelta(seconds=20))
+    made.consumer(seconds=100, ended_at=timezone.now() - timedelta(seconds=100))
     made.consumer(seconds=1)
     end_doubts()
 
@@ -81,7 +144,8 @@ def test_one_that_was_seen_to_end_by_a_fault_is_one() -> None:
 
 def test_retries_that_were_sent_early_lose_their_doubts_too() -> None:
     run = run_of(retries_of="bank.pay", total=1, perhaps_twice=1, handled_twice=0)
-    facts = {"sent_at": run.started_at, "state": ItemState.PROCESSED, "handled": 1, "redelivered": True}
+    times = {"sent_at": run.started_at, "ended_at": timezone.now() - timedelta(seconds=90)}
+    facts = {"state": ItemState.PROCESSED, "handled": 1, "redelivered": True} | times
     EarlyRetry.objects.create(run=run, identity="PAY-1", **facts)
     made.consumer(seconds=1)
     end_doubts()

@@ -126,6 +126,29 @@ def test_what_was_published_after_the_only_lost_worker_had_ended_is_no_finding(
     assert bool(told()) is said
 
 
+@pytest.mark.parametrize(("let_go", "said"), [(["payments.main"], False), (["mails"], True), (None, True)])
+def test_what_a_pause_gave_back_before_a_worker_died_in_it_is_no_finding(
+    let_go: list[str] | None, *, said: bool
+) -> None:
+    """The operator who had paused the queue was sent to the bank with 19 payments that were paid once."""
+    ended = timezone.now() - timedelta(seconds=295)
+    made.consumer(seconds=300, ended_at=ended, queues=["payments.main", "mails"], let_go=let_go)
+    handled("9f3c-1", minutes=1)
+
+    assert bool(told()) is said
+
+
+@pytest.mark.parametrize(("since", "said"), [(90, True), (30, False)], ids=["it was at it before", "it began later"])
+def test_what_a_cut_off_worker_was_at_when_it_died_later_is_a_finding(since: float, *, said: bool) -> None:
+    """It lived when another one got the message, and could not tell any more how its own call had ended."""
+    begun = (timezone.now() - timedelta(seconds=since)).isoformat()
+    entry = {"queue": "payments.main", "message_id": "9f3c-1", "since": begun}
+    made.consumer(seconds=20, ended_at=timezone.now() - timedelta(seconds=15), in_flight=[entry])
+    handled("9f3c-1", minutes=1)
+
+    assert bool(told()) is said
+
+
 def test_what_a_worker_of_another_queue_had_is_no_finding() -> None:
     handled("9f3c-1", minutes=1)
     made.consumer(seconds=600, queues=["mail"])

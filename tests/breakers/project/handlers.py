@@ -27,10 +27,14 @@ def note(word: str, message: Delivery) -> None:
         os.close(file)
 
 
-def ask_the_bank(message: Delivery) -> None:
+def begin(message: Delivery) -> None:
     note("began", message)
     if (FOLDER / "hangs").exists():
         wait_until(lambda: not (FOLDER / "hangs").exists(), 60)
+
+
+def ask_the_bank(message: Delivery) -> None:
+    begin(message)
     if (FOLDER / "down").exists():
         raise BankDown("timeout")
     note("did", message)
@@ -53,6 +57,7 @@ def order(message: Delivery) -> None:
 
 @handler("mails", policy=POLICY)
 def mail(message: Delivery) -> None:
+    begin(message)
     note("did", message)
 
 
