@@ -358,8 +358,9 @@ def lost_a_consumer(run: RequeueRun, processes: Iterable[ConsumerProcess], now: 
     Of a consumer that stops in good order they are delivered again, too, but it had not begun them.
     """
     since, queue = run.started_at or run.created_at, run.retries_of or run.target
-    lost = (one for one in processes if one.beat_at > since and one.vanished(now))
-    return bool(run.perhaps_twice) and any(_may_have_had(one, queue) for one in lost)
+    return bool(run.perhaps_twice) and any(
+        one.beat_at > since and one.vanished(now) and _may_have_had(one, queue) for one in processes
+    )
 
 
 def _may_have_had(lost: ConsumerProcess, queue: str) -> bool:
