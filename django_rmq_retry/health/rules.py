@@ -146,6 +146,21 @@ class Code(Enum):
         page=ActingPage.HANDLED_AGAIN,
         alerts_once=True,
     )
+    HANDLED_TWICE = _error(Area.PARKED)(
+        word=_("handled twice"),
+        text=ngettext_lazy(
+            "Requeue run %(subject)s: at least %(number)s message was handled twice.",
+            "Requeue run %(subject)s: at least %(number)s messages were handled twice.",
+            "count",
+        ),
+        why=_(
+            "The broker delivered a copy again before it had the acknowledgement, and the handler did its work again. "
+            "Check whether that did harm. Of a handler with once=True the database changes "
+            "happen once; what it calls outside may happen twice."
+        ),
+        fix=_lists("HANDLED_TWICE --run %(subject)s"),
+        page=ActingPage.RUN,
+    )
     STILL_AT_IT = _error(Area.CONSUMERS)(
         text=ngettext_lazy(
             "%(number)s message is still in a handler, and another consumer has handled it meanwhile: %(names)s.",
@@ -527,21 +542,6 @@ class Code(Enum):
         why=_("Pauses, holds and leases last by the database's clock; above 5 min, nothing is deleted by age."),
         fix="Synchronize both by NTP: timedatectl status",
         known_as="CLOCKS_APART",
-    )
-    HANDLED_TWICE = _warning(Area.PARKED)(
-        word=_("handled twice"),
-        text=ngettext_lazy(
-            "Requeue run %(subject)s: at least %(number)s message was handled twice.",
-            "Requeue run %(subject)s: at least %(number)s messages were handled twice.",
-            "count",
-        ),
-        why=_(
-            "The broker delivered a copy again before it had the acknowledgement, and the handler did its work again. "
-            "Check whether that did harm. Of a handler with once=True the database changes "
-            "happen once; what it calls outside may happen twice."
-        ),
-        fix=_lists("HANDLED_TWICE --run %(subject)s"),
-        page=ActingPage.RUN,
     )
     HANDLED_ANYWAY = _warning(Area.PARKED)(
         word=_("handled after a discard"),

@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import markup
 from django_rmq_retry.conf import settings
-from django_rmq_retry.health.doubts import finding_of
+from django_rmq_retry.health.doubts import OF_RUNS, finding_of
 from django_rmq_retry.health.processes import lost_since_now
 from django_rmq_retry.health.rules import Code
 from django_rmq_retry.models import GatedAct, LiveStatus
@@ -100,8 +100,12 @@ def rmq_card(context: Context, most: int = 5) -> dict[str, Any]:
 
 
 def _few(needs: Sequence[Any], most: int) -> list[Any]:
-    """Return the first of the findings, and below them one of each leading kind: it takes no worse one's place."""
-    first = needs[:most]
+    """Return the first of the findings, one of each run's kind, and below them one of each leading kind.
+
+    It takes no worse one's place, and four runs with doubles don't take the places of the breakers behind them.
+    """
+    kinds = [need.problem.code for need in needs]
+    first = [need for at, need in enumerate(needs) if kinds[at] not in OF_RUNS or kinds[at] not in kinds[:at]][:most]
     told = {need.problem.code for need in first}
     leads = [next((need for need in needs if need.problem.code is code), None) for code in LEADING if code not in told]
     return [need for need in needs if need in first or need in leads]

@@ -873,7 +873,7 @@ def test_requeue_runs(fields: dict[str, Any], expected: str) -> None:
 
 HARM = """
 Errors: done twice, or about to be:
-    DONE_TWICE STILL_AT_IT VANISHED_IN_HAND
+    DONE_TWICE HANDLED_TWICE STILL_AT_IT VANISHED_IN_HAND
 no work at all, and publishing may fail:
     BROKER_AWAY BROKER_AWAY_HERE BROKER_UNUSABLE BROKER_REFUSES BROKER_NOT_RUNNING BROKER_BLOCKS
     DATABASE_UNUSABLE UNMIGRATED
@@ -889,7 +889,7 @@ stuck:
 harm nothing yet:
     NOT_DECLARABLE UNREADABLE CLOCKS_WRONG
 Warnings: perhaps done twice:
-    HANDLED_TWICE HANDLED_ANYWAY PERHAPS_TWICE RUN_PERHAPS_TWICE
+    HANDLED_ANYWAY PERHAPS_TWICE RUN_PERHAPS_TWICE
 out of sight:
     NOT_RECORDED
 not consumed, or by fewer:
@@ -1245,7 +1245,7 @@ def test_a_run_that_handled_messages_twice_is_a_finding_until_a_day_after_its_en
 
     assert found.text == f"Requeue run {lately.pk}: at least 3 messages were handled twice."
     assert found.fix.startswith(f"manage.py rmq_parked checked HANDLED_TWICE --run {lately.pk} lists them; ")
-    assert found.severity is Severity.WARNING
+    assert found.severity is Severity.ERROR
     assert found.why.endswith(f" This stays here until {minute(ago(hours=23) + timedelta(days=1))}.")
     RequeueRun.objects.filter(pk=lately.pk).update(state=RunState.RUNNING, finished_at=None)
     [running] = [one for one in needs(survey(), []) if one.code is Code.HANDLED_TWICE]
