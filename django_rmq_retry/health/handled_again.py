@@ -90,18 +90,16 @@ def handled_again(now: datetime, processes: Iterable[ConsumerProcess]) -> tuple[
         known[attempt.identity].insert(0, attempt)
     every = list(processes)
     lost = {one.pk: one for one in every if one.vanished(now)}
-    suspects = [(some, {pk for pk, one in lost.items() if _may_have_had(one, some[-1])}) for some in known.values()]
+    suspects = [
+        (some, frozenset(pk for pk, one in lost.items() if _may_have_had(one, some[-1]))) for some in known.values()
+    ]
     ran = {one.pk for one in every if any(_had_begun(one, some[-1]) for some in known.values())}
     held = _in_handlers({pk for _some, of in suspects for pk in of} | ran)
-    told = []
-    for some, of in suspects:
-        begun, at_work = (
-            begun_by(held[pk] for pk in of if pk in held),
-            begun_by(held[pk] for pk in held if pk not in of),
-        )
-        one = _told(some, begun, at_work, lost)
-        if one.certain or of or one.still or one.begun_by:
-            told.append(one)
+    # Most have the same suspects, and each of these may have a hundred messages.
+    begun = {of: begun_by(one for pk, one in held.items() if pk in of) for _some, of in suspects}
+    at_work = {of: begun_by(one for pk, one in held.items() if pk not in of) for of in begun}
+    found = [(of, _told(some, begun[of], at_work[of], lost)) for some, of in suspects]
+    told = [one for of, one in found if one.certain or of or one.still or one.begun_by]
     counted = _sent_by_runs([one.identity for one in told if not one.certain])
     told = [one for one in told if one.certain or one.identity not in counted]
     return tuple(sorted(told, key=lambda one: (one.certain, bool(one.begun_by or one.still), one.at), reverse=True))
