@@ -66,7 +66,8 @@ KEPT: Mapping[str, str] = {
     **dict.fromkeys(("content_type", "content_encoding", "host", "thread", "deploy", "version", "broker"), PROJECT),
     **dict.fromkeys(("driver", "prober", "halted_by", "holder", "ConsumerProcess.name"), PROJECT),
     **dict.fromkeys(
-        ("queues", "retries_of", "ConsumerProcess.late", "ConsumerProcess.fault", "ConsumerProcess.place"), PROJECT
+        ("queues", "let_go", "retries_of", "ConsumerProcess.late", "ConsumerProcess.fault", "ConsumerProcess.place"),
+        PROJECT,
     ),
     **dict.fromkeys(("StoredResult.backend", "StoredResult.task", "StoredResult.worker"), PROJECT),
     **dict.fromkeys(("by", "by_key", "actor_name", "actor_key", "behalf", "decided_by", "approved_by"), OPERATOR),
