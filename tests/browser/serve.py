@@ -19,6 +19,7 @@ from django_rmq_retry import Delivery, Message, handler
 from django_rmq_retry.admin import broker_look, early_form
 from django_rmq_retry.amqp import Done
 from django_rmq_retry.amqp.levels import Gauged, Level
+from django_rmq_retry.health.doubts import FINDING
 from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.models import (
@@ -197,6 +198,9 @@ def fill_states(now: datetime) -> None:
     for action in Action:
         log_action(ann, action, message=edited.pk, reason="INC-553", facts={"difference": ["-1", "+2"], "rate": 20})
     log_action(ann, Action.DISCARD, message=DELETED, subject="DELETED", reason="duplicate: INC-553")
+    reason = "handled by hand after the maintenance of the bank's interbank clearing, see INC-553"
+    longer, facts = Actor(name="ann.schneider@bank.example", source="admin"), {FINDING: "PERHAPS_TWICE"}
+    log_action(longer, Action.CHECK, subject="PAY-1, PAY-2, PAY-3, …", reason=reason, facts=facts)
 
 
 def sent_early(now: datetime, parked: ParkedMessage) -> None:

@@ -41,18 +41,19 @@ BUTTONS = """[...document.querySelectorAll('main :is(button, a.rmq-button, summa
   .filter((one) => one.checkVisibility() && !one.matches('.visually-hidden')).map((one) => one.textContent.trim())"""
 NARROW = """document.querySelector('#content').offsetWidth < 0.95 * document.documentElement.clientWidth"""
 BROKEN = """[...document.querySelectorAll(`.rmq-processes :is(thead th, time, .rmq-number, .rmq-badge),
-  .model-operatoraction #result_list :is(thead th, .field-when, .field-who, .field-action_name, .field-place)`)]
+  .model-operatoraction #result_list :is(thead th, .field-when, .field-who, .field-action_name),
+  .model-operatoraction #result_list :is(.field-why, .field-place)`)]
   .flatMap((one) => {
     const found = [], texts = document.createTreeWalker(one, NodeFilter.SHOW_TEXT), range = document.createRange();
     for (let text; (text = texts.nextNode());)
-      for (const word of text.data.matchAll(/\\S+/g)) {
+      for (const word of text.data.matchAll(/[^\\s-]+/g)) {
         range.setStart(text, word.index);
         range.setEnd(text, word.index + word[0].length);
-        if (range.getClientRects().length > 1) found.push(word[0]);
+        if (range.getClientRects().length > 1 && !word[0].includes("@")) found.push(word[0]);
       }
     return found;
   })"""
-"""Words in narrow columns that stand on two lines."""
+"""Words in narrow columns that stand on two lines; a user's name that is an address may."""
 FIRST = """:is(.rmq-main, .rmq-danger, #rmq-actions :is(a, button, input), #rmq-ticked button, .rmq-needs a,
   #changelist-form .actions :is(select, button))"""
 ACTS = "(first) => [...document.querySelectorAll(first)].some((one) => one.checkVisibility() && !one.disabled)"
