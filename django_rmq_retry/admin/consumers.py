@@ -261,7 +261,7 @@ def summary_of(rows: Sequence[ProcessRow]) -> str:
 
 
 def _crash_loops(rows: Sequence[ProcessRow], told: Mapping[int, Problem]) -> list[ProcessTable]:
-    """Return the processes of each crash loop as one fold, the last that vanished first."""
+    """Return the processes of each crash loop as one fold."""
     found: dict[int, list[ProcessRow]] = {}
     for row in rows:
         if row.process.loop is not None:
@@ -269,7 +269,7 @@ def _crash_loops(rows: Sequence[ProcessRow], told: Mapping[int, Problem]) -> lis
     problems = {id(one): one for one in told.values()}
     return [
         ProcessTable(
-            rows=sorted(some, key=lambda row: row.process.unheard),
+            rows=some,
             what=f"loop {place}",
             fold=f"{problems[loop].text} {problems[loop].why}",
             over=problems[loop].code is Code.CRASH_LOOP_OVER,

@@ -256,7 +256,8 @@ def processes(*, most: int = MOST_LISTED_PROCESSES) -> list[Process]:
     """Return the processes: the vanished ones first, then those that are silent, without a broker, or with a handler
     that is late or blocks others.
 
-    Vanished ones that were replaced come last. This is one query, two more if dead processes had messages in flight,
+    Those of a crash loop come after the living ones, the last that vanished first, and vanished ones that were replaced
+    come last. This is one query, two more if dead processes had messages in flight,
     for what became of these, one more if one may be frozen, and one for those that are only counted, if there are more.
     """
     alias = router.db_for_read(ConsumerProcess)
@@ -635,10 +636,13 @@ def any_alive() -> bool:
 
 
 def _place(one: Process) -> tuple[object, ...]:
+    if one.loop is not None:
+        # Each but the last was restarted: there may be hundreds, and what they say, they say together.
+        return False, True, one.unheard
     ill = one.late or one.blocked or one.state in (ProcessState.SILENT, ProcessState.NO_BROKER)
     troubled = bool(one.in_flight) if one.vanished else ill
     first, last = one.ended or one.state is ProcessState.VANISHED, one.settled_by_others
-    return last, not first, not troubled, one.row.host, one.row.number, one.row.pid
+    return last, False, not first, not troubled, one.row.host, one.row.number, one.row.pid
 
 
 def note_killed() -> None:

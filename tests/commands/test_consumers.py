@@ -51,6 +51,20 @@ def test_of_a_dead_process_each_message_says_what_became_of_it_as_the_page_does(
     assert [one["processed_since"] for one in data["in_flight"]] == [True, False, False]
 
 
+def test_the_dead_of_a_crash_loop_are_listed_below_those_that_live_or_may_be_frozen() -> None:
+    """Eight of them, each restarted at once, stood above the one that was frozen and the one that ran."""
+    beat = timezone.now() - timedelta(minutes=8)
+    for place in range(8):
+        born = beat + timedelta(seconds=2)
+        beat = consumer(host=f"loop-{place}", started_at=born, beat_at=born + timedelta(seconds=40)).beat_at
+    consumer(host="next", started_at=beat + timedelta(seconds=2))
+    consumer(host="frozen", seconds=60, queues=["ledger"], in_flight=[in_flight(queue="ledger")])
+    consumer(host="hangs", in_flight=[in_flight(seconds=200, timeout=30.0)])
+    told = [row[0].partition(":")[0] for row in run("rmq_status", "--consumers").lines[1:12]]
+
+    assert told == ["frozen", "hangs", "next", *(f"loop-{place}" for place in reversed(range(8)))]
+
+
 def test_hostile_texts_are_printed_as_signs() -> None:
     consumer(host="\x1b[2J\thost\n", in_flight=[in_flight(key="\x1b[2J\t\n", handler="\u202e"), {}])
     told = run("rmq_status", "--consumers")
