@@ -42,7 +42,7 @@ OF_RUNS = (Code.HANDLED_TWICE, Code.RUN_PERHAPS_TWICE)
 CHECKABLE = (Code.VANISHED_IN_HAND, Code.DONE_TWICE, Code.PERHAPS_TWICE, Code.HANDLED_ANYWAY, *OF_RUNS)
 """The findings that an operator ends by saying that they were checked."""
 FINDING, NAMES = "finding", "names"
-"""The facts of such an action: its code, and the names of the messages without a record."""
+"""The facts of such an action: its code, and the names of the messages."""
 MOST_CHECKS_SHOWN = 20
 
 KNOWN_AFTER, TAKEN_BACK_WITHIN = 2 * VANISHED_AFTER, 5 * VANISHED_AFTER
@@ -169,7 +169,7 @@ def check(found: Problem, actor: Actor, *, reason: str) -> None:
         run=int(found.subject) if found.code in OF_RUNS else None,
         subject=", ".join([*names[:MOST_IN_A_TEXT], "…"] if len(names) > MOST_IN_A_TEXT else names),
         count=max(len(each), found.count) if found.code in OF_RUNS else len(each),
-        facts={FINDING: found.code.name, kind: [one.name for one in unrecorded if one.name]},
+        facts={FINDING: found.code.name, kind: names},
     )
     remember(found.doubts, act.number)
     _keep_names(unrecorded, act)

@@ -357,6 +357,23 @@ def test_whoever_signs_sees_all_of_it(page: Client) -> None:
     assert act.subject == "9f3c-4, 9f3c-3, 9f3c-2, …"
 
 
+def test_the_page_of_a_check_names_each_message_also_one_with_a_record(page: Client) -> None:
+    """Of five payments it named three, and of the others only their record numbers."""
+    made.consumer(seconds=600)
+    times = {"resolved_at": timezone.now() - timedelta(hours=2), "succeeded_at": timezone.now()}
+    for number in range(5):
+        made.message(business_key=f"PAY-{number}", state="discarded", **times)
+    check(doubts_of("HANDLED_ANYWAY")[""], ANN, reason="INC-7")
+    act = Page(page.get(f"{AUDIT}{OperatorAction.objects.get().pk}/change/"))
+    erase(["PAY-4"], ANN, reason="asked for")
+    erased = Page(page.get(f"{AUDIT}{OperatorAction.objects.earliest('pk').pk}/change/"))
+
+    assert [act.links.get(f"PAY-{number}") for number in range(5)] == [
+        f"{MESSAGES}?state=all&q=PAY-{number}" for number in range(5)
+    ]
+    assert ("PAY-4" in act.text, "PAY-4" in erased.text) == (True, False)
+
+
 def of_run(number: int, **fields: Any) -> RequeueRun:
     """A run of so many messages that were perhaps handled twice, after one that was not, with records."""
     made.consumer(seconds=300)
