@@ -720,10 +720,10 @@ def _holds_nothing(level: Level) -> bool:
 
 def _halted(control: QueueControl, now: datetime, limits: Limits, ready: int) -> Problem:
     lasted, most = now - control.halted_at if control.halted_at else timedelta(), limits.halted_age
-    error = control.halted_error
+    error, first = control.halted_error, control.halted_key or control.halted_message
     cause = error.removesuffix(".")
     values: dict[str, object] = {"error": error, "cause": cause, "waiting": _waiting(ready)}
-    values |= {"attempt": control.halted_attempt, "first": control.halted_key or control.halted_message}
+    values |= {"attempt": control.halted_attempt, "first": first, "named": f" ({first})" if first else ""}
     return Problem(
         code=Code.HALTED_LONG if most is not None and lasted > most else Code.HALTED,
         subject=control.queue,

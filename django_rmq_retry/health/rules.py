@@ -404,7 +404,7 @@ class Code(Enum):
     HALTED_LONG = _error(Area.PARKED)(
         line="%(subject)s: halted for %(seconds).0f s, longer than %(limit)g s: %(error)s",
         text=_("Queue %(subject)r has been halted for %(span)s, attempt %(attempt)s: %(cause)s."),
-        why=_("It keeps its order: all later messages wait until its first message succeeds.%(waiting)s"),
+        why=_("It keeps its order: all later messages wait until its first message%(named)s succeeds.%(waiting)s"),
         fix="Correct the cause of the error; the queue resumes with the next attempt that succeeds. Its first message: "
         "manage.py rmq_queue list",
         page=ActingPage.QUEUES,

@@ -1200,6 +1200,16 @@ def test_a_halted_queue_says_how_many_messages_wait() -> None:
     assert found.why.endswith("until its first message succeeds. 19 messages wait.")
 
 
+@pytest.mark.parametrize(("key", "named"), [("PAY-1", "PAY-1"), ("", "9f3c-1")])
+def test_a_halted_queue_names_the_message_that_all_others_wait_for(key: str, named: str) -> None:
+    """It was named by a button only: a mail, and who read it after the queue had gone on, did not know which it was."""
+    facts = halted(NOW)
+    facts["halted"][0].halted_message, facts["halted"][0].halted_key = "9f3c-1", key
+    [found] = needs(surveyed(**facts), [])
+
+    assert found.why.endswith(f"all later messages wait until its first message ({named}) succeeds.")
+
+
 def test_a_broker_that_only_this_host_has_lost_is_not_said_to_stop_the_handlers() -> None:
     """ "No handler runs" stood on the host of the pages, while the consumers of another host handled refunds."""
     away = unreachable(BrokerUnreachable("amqp://broker", "proxy:5672: it closed the connection"))

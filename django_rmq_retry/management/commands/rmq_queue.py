@@ -116,14 +116,13 @@ def _data(one: QueueState, now: float, halt: QueueControl | None) -> dict[str, o
         "state": _state(one, now, halt),
         "pause": pause if one.is_paused(now) else None,
         "breaker": breaker if circuit.opened else None,
-        "halt": {"message": halt.halted_message, "error": halt.halted_error, "since": utc(halt.halted_at)}
-        if halt
-        else None,
+        "halt": _halt(halt) if halt else None,
     }
 
 
 def _halt(row: QueueControl) -> dict[str, object]:
-    return {"message": row.halted_message, "error": row.halted_error, "since": utc(row.halted_at)}
+    names = {"message": row.halted_message, "key": row.halted_key or None}
+    return {**names, "error": row.halted_error, "since": utc(row.halted_at)}
 
 
 def _cells(one: QueueState, now: float, halt: QueueControl | None, *, terminal: bool) -> tuple[object, ...]:
@@ -137,7 +136,8 @@ def _cells(one: QueueState, now: float, halt: QueueControl | None, *, terminal: 
         failed = f", {plural(one.circuit.failed, 'probe')} failed" if one.circuit.failed else ""
         why = f"breaker of {one.circuit.handler}: {one.circuit.cause}{failed}"
     elif halt:
-        since, why = halt.halted_at, f"{halt.halted_message}, the first message, fails: {halt.halted_error}"
+        first = halt.halted_key or halt.halted_message or "-"
+        since, why = halt.halted_at, f"{first}, the first message, fails: {halt.halted_error}"
         if last := known_last(halt, datetime.fromtimestamp(now, UTC)):
             why += f" (last known at {clock(last, terminal=terminal)})"
     times = (clock(moment, terminal=terminal) for moment in (since, _at(on)))
