@@ -202,7 +202,7 @@ def timeline(
     events += [*_earlier_parkings(message, attempts, items), *_begun(begun)]
     handled = handlings(attempts)
     for place, attempt in enumerate(attempts):
-        lost = attempt in handled and _came_again(attempt, attempts)
+        lost = (attempt in handled or _cut_off(attempt)) and _came_again(attempt, attempts)
         events += _attempt(attempt, newest=place == 0, again=attempt in handled[1:], ack_lost=lost)
     return list(_folded(sorted(events, key=lambda event: event.at, reverse=True)))
 
@@ -315,10 +315,18 @@ def _earlier_parkings(
             yield TimelineEvent(at=attempt.ended_at + EVENT_STEP, kind="parked", title=title)
 
 
-def _came_again(handled: Attempt, attempts: Iterable[Attempt]) -> bool:
-    """Return True if a copy was delivered again after an attempt had handled it."""
-    since = [one for one in attempts if one.redelivered and one.started_at > handled.started_at]
-    return any((one.cycle, one.number) == (handled.cycle, handled.number) for one in since)
+def _cut_off(attempt: Attempt) -> bool:
+    """Return True if a failed attempt was cut off, if another one has its number: what was settled counts on.
+
+    What only goes back to its queue, as while a breaker is open, waits for nothing and keeps its number.
+    """
+    return attempt.redelivered and attempt.verdict not in NO_FAILURE and bool(attempt.wait or attempt.interrupted)
+
+
+def _came_again(earlier: Attempt, attempts: Iterable[Attempt]) -> bool:
+    """Return True if a copy was delivered again after an attempt, and not because that had failed."""
+    since = [one for one in attempts if one.redelivered and one.started_at > earlier.started_at]
+    return any((one.cycle, one.number) == (earlier.cycle, earlier.number) for one in since)
 
 
 def _attempt(attempt: Attempt, *, newest: bool, again: bool, ack_lost: bool) -> Iterator[TimelineEvent]:

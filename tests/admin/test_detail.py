@@ -151,6 +151,23 @@ def test_the_first_of_two_handlings_says_that_its_acknowledgement_was_lost(page:
     assert text.index("Attempt 2 succeeded") < text.index(lost)
 
 
+def test_a_first_attempt_that_failed_and_was_cut_off_does_not_say_that_another_had_its_message(page: Client) -> None:
+    """Both attempts said it, and an operator looked for a third consumer."""
+    one = made.message(business_key="PAY-1", attempts=2)
+    at = one.parked_at - timedelta(minutes=9)
+    made.attempt(one, 1, redelivered=True, at=at, wait=30)
+    made.attempt(one, 1, redelivered=True, at=at + timedelta(minutes=1), wait=30, error_text="refused")
+    made.attempt(one, 2, at=at + timedelta(minutes=2), error_text="closed")
+    text = Page(page.get(address_of(one))).text
+    again, lost = (
+        "Delivered before to a consumer that did not acknowledge it",
+        "Its connection was lost before its acknowledgement arrived",
+    )
+
+    assert (text.count(again), text.count(lost)) == (1, 1)
+    assert text.index(again) < text.index(lost)
+
+
 @pytest.mark.parametrize("written", [True, False], ids=["sent", "sent by a worker that it killed at once"])
 def test_the_timeline_keeps_each_parking_of_a_message_that_kills_its_workers(page: Client, *, written: bool) -> None:
     """It has no attempts: after its second requeue the timeline began with that, as if it had never been parked."""
