@@ -191,7 +191,7 @@ def badge(state: str, text: Any = None) -> SafeString:
     )
 
 
-def state_badge(state: str, doubt: str) -> SafeString:
+def state_badge(state: str, doubt: object) -> SafeString:
     """Return the state of a message; what was perhaps done twice has no tick."""
     return badge(MIXED, State.PROCESSED.label) if doubt and state == State.PROCESSED else badge(state)
 

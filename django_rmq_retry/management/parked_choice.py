@@ -224,7 +224,7 @@ def _counted(matches: Mapping[str, Sequence[KeyMatch]], keys: Sequence[str]) -> 
 
 
 def state_of(one: KeyMatch) -> str:
-    return f"{one.state}, {one.doubt}" if one.doubt else one.state
+    return f"{one.state}, {one.doubt.label}" if one.doubt else one.state
 
 
 def _states(matches: Sequence[KeyMatch]) -> str:
@@ -243,6 +243,7 @@ def keys_data(lookup: Lookup) -> dict[str, Any]:
         "several": {key: matches[key] for key in lookup.several},
         "copies": lookup.copies,
         "not_open": {key: matches[key] for key in lookup.closed},
+        "in_doubt": _matches({key: some for key, some in lookup.matches.items() if any(one.doubt for one in some)}),
         "differs_in_case": lookup.alike,
     }
 
@@ -252,7 +253,7 @@ def _matches(named: Mapping[str, Sequence[KeyMatch]]) -> dict[str, list[dict[str
 
 
 def _match(one: KeyMatch) -> dict[str, object]:
-    return {"id": one.record, "state": one.state, "run": one.run}
+    return {"id": one.record, "state": one.state, "run": one.run, "doubt": one.doubt and one.doubt.value}
 
 
 def _places(elsewhere: Mapping[str, Sequence[Found]]) -> dict[str, list[dict[str, object]]]:

@@ -16,7 +16,7 @@ from django_rmq_retry.models.runs import ACTIVE, NOT_ENDED
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.elsewhere import places_of
 from django_rmq_retry.parked.found import Found, Room
-from django_rmq_retry.parked.may_have_run import doubt_about, with_doubts
+from django_rmq_retry.parked.may_have_run import Doubt, doubt_of, with_doubts
 from django_rmq_retry.parked.nameless import with_contents
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import EXCEPT, LIST_USABLE, LISTED, number_in
@@ -46,7 +46,7 @@ class KeyMatch:
     """Its first business key and its message id: the names of this one message."""
     content: int | None = None
     """The number that copies of one message have in common."""
-    doubt: str = ""
+    doubt: Doubt | None = None
     """That its work was done twice, or perhaps was done."""
 
     @property
@@ -432,7 +432,7 @@ def _matches(numbers: Sequence[int]) -> dict[int, KeyMatch]:
             run=runs.get(row.pk),
             own=(row.business_key, row.message_id),
             content=row.content,
-            doubt=doubt_about(row),
+            doubt=doubt_of(row),
         )
         for some in with_one_of(facts, "pk", numbers)
         for row in some

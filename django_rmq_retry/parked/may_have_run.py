@@ -2,15 +2,23 @@
 
 from typing import Any
 
-from django.db.models import Case, Count, Exists, OuterRef, Q, QuerySet, Subquery, Sum, When
+from django.db.models import Case, Count, Exists, OuterRef, Q, QuerySet, Subquery, Sum, TextChoices, When
 from django.db.models.functions import Coalesce
 from django.utils.translation import gettext as _
-from django.utils.translation import pgettext
+from django.utils.translation import gettext_lazy, pgettext_lazy
 
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.reasons import MAY_HAVE_RUN
 from django_rmq_retry.models import ParkedMessage, ParkedOrigin, RequeueItem
 from django_rmq_retry.models.parked import State
+
+
+class Doubt(TextChoices):
+    """What is in doubt of the work of a message: for programs, and in the reader's language."""
+
+    HANDLED_TWICE = "handled_twice", pgettext_lazy("message", "handled twice")
+    PERHAPS_TWICE = "perhaps_twice", gettext_lazy("perhaps handled twice")
+    MAY_BE_DONE = "may_have_been_handled", gettext_lazy("may have been handled")
 
 
 def may_have_run(target: str = "") -> Q:
@@ -65,14 +73,20 @@ def with_doubts(rows: "QuerySet[ParkedMessage]") -> "QuerySet[Any]":
     )
 
 
-def doubt_about(message: ParkedMessage) -> str:
+def doubt_of(message: ParkedMessage) -> Doubt | None:
     """Return what a row of a list has to say of the work of a message: that it was done twice, or perhaps was done."""
     if getattr(message, "handled_twice", False):
-        return pgettext("message", "handled twice")
+        return Doubt.HANDLED_TWICE
     if getattr(message, "perhaps_twice", False):
-        return _("perhaps handled twice")
+        return Doubt.PERHAPS_TWICE
     came_back = message.open and (message.unacked or message.reason in MAY_HAVE_RUN)
-    return _("may have been handled") if came_back and message.queue not in queues_with_once() else ""
+    return Doubt.MAY_BE_DONE if came_back and message.queue not in queues_with_once() else None
+
+
+def doubt_about(message: ParkedMessage) -> str:
+    """Return the same in words; empty if nothing is in doubt."""
+    doubt = doubt_of(message)
+    return str(doubt.label) if doubt else ""
 
 
 def attempts_counted(message: ParkedMessage, failed: int) -> str:

@@ -46,6 +46,21 @@ def test_a_key_of_a_message_that_was_handled_twice_says_so() -> None:
     assert f"  not open: PAY-1 (#{one.pk} processed, handled twice)" in listed.err
 
 
+def test_a_script_learns_what_is_in_doubt_of_the_messages_of_a_list() -> None:
+    """The page and the table told it, the JSON did not: a script paid again what may have been paid."""
+    perhaps, twice = record(key="PAY-1", unacked=True), record(key="PAY-2", state=State.PROCESSED)
+    record(key="PAY-3")
+    run = RequeueRun.objects.create(created_at=timezone.now(), by="ann", state="finished")
+    RequeueItem.objects.create(run=run, message=twice, place=0, revision=1, state="processed", cycle=2, handled=2)
+    data = json.loads(parked("keys", "-", "--json", given=b"PAY-1 PAY-2 PAY-3").out)
+
+    assert {key: [(one["id"], one["doubt"]) for one in some] for key, some in data["in_doubt"].items()} == {
+        "PAY-1": [(perhaps.pk, "may_have_been_handled")],
+        "PAY-2": [(twice.pk, "handled_twice")],
+    }
+    assert data["not_open"]["PAY-2"][0]["doubt"] == "handled_twice"
+
+
 def test_keys_of_messages_that_were_not_parked_are_named_with_their_place() -> None:
     """A payment that waited behind a blocked key was "not found"; it was paid elsewhere, unblocked and paid again."""
     record(key="PAY-1")
