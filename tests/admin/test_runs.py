@@ -1046,7 +1046,7 @@ def test_a_run_that_stood_still_does_not_deny_outcomes_that_were_counted_meanwhi
     text = shown(page, run_of(silences=[[begun.isoformat(), ended.isoformat()]]))
     times = " \u2013 ".join(f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S}" for at in (begun, ended))
 
-    assert f"Nothing was sent {times} · 15 s" in text
+    assert f"Nothing was heard of it {times} · 15 s" in text
     assert "The outcomes of what was sent before count all the same" in text
     assert "counted then" not in text
 

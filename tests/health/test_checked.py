@@ -360,7 +360,7 @@ def test_whoever_signs_sees_all_of_it(page: Client) -> None:
 def test_the_page_of_a_check_names_each_message_also_one_with_a_record(page: Client) -> None:
     """Of five payments it named three, and of the others only their record numbers."""
     made.consumer(seconds=600)
-    times = {"resolved_at": timezone.now() - timedelta(hours=2), "succeeded_at": timezone.now()}
+    times: dict[str, Any] = {"resolved_at": timezone.now() - timedelta(hours=2), "succeeded_at": timezone.now()}
     for number in range(5):
         made.message(business_key=f"PAY-{number}", state="discarded", **times)
     check(doubts_of("HANDLED_ANYWAY")[""], ANN, reason="INC-7")
