@@ -118,8 +118,11 @@ def _may_have_had(lost: ConsumerProcess, attempt: Attempt) -> bool:
 
 
 def _had_begun(living: ConsumerProcess, attempt: Attempt) -> bool:
-    """Return True if a living consumer may have begun a message before this attempt."""
-    return living.started_at < attempt.started_at and reads(living, attempt.queue)
+    """Return True if a living consumer may have begun a message before this attempt.
+
+    It was heard of since: what was in a handler before says nothing of one that is frozen, or was killed just now.
+    """
+    return living.started_at < attempt.started_at < living.beat_at and reads(living, attempt.queue)
 
 
 def _sent_by_runs(identities: Sequence[str]) -> frozenset[str]:

@@ -128,6 +128,20 @@ def test_one_that_goes_on_with_what_another_has_handled_since_is_red(
     assert ("✕ In a handler on woken:4711" in Page(client_of(admin_user).get(f"{STATUS}handled_again/")).text) is said
 
 
+def test_one_that_was_not_heard_of_since_another_got_its_message_is_not_said_to_go_on() -> None:
+    """Until it counted as vanished, a stopped process "goes on", and so did one whose container had been killed."""
+    held = [made.in_flight(seconds=100, key="PAY-1", message_id="PAY-1")]
+    hour = timezone.now() - timedelta(hours=1)
+    stopped = made.consumer(host="stopped", started_at=hour, seconds=25, in_flight=held)
+    made.tried_again("PAY-1", at=timezone.now() - timedelta(seconds=5), verdict=ACK.name)
+    still = [one.code for one in in_survey(survey(), Limits())]
+    stopped.beat_at = timezone.now()
+    stopped.save()
+    woken = [one.code for one in in_survey(survey(), Limits())]
+
+    assert (Code.STILL_AT_IT in still, Code.STILL_AT_IT in woken) == (False, True)
+
+
 @pytest.mark.parametrize("finished", [True, False], ids=["handled", "in a handler"])
 def test_what_it_began_after_its_last_heartbeat_counts_once_others_have_it(admin_user: Any, *, finished: bool) -> None:
     """In a container its end is not known: all was "processed since", in grey, and woken it paid a batch again."""
