@@ -14,6 +14,7 @@ from django_rmq_retry.admin.broker_look import Look
 from django_rmq_retry.health.processes import lost_since_now
 from django_rmq_retry.markup import MIXED, badge, counted
 from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait
+from django_rmq_retry.models.runs import SENT_LATELY
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.wording import number
 
@@ -27,8 +28,6 @@ SIGNS = {
 }
 """The badge and the sign of each part of a run."""
 NOWHERE: Mapping[ItemState, str] = {}
-SENT_LATELY = timedelta(seconds=10)
-"""A run of which a message was sent within this time is sent by a process with a connection of its own."""
 
 
 def waits_for_broker(run: RequeueRun, seen: Look) -> bool:
@@ -44,8 +43,7 @@ def waits_for_broker(run: RequeueRun, seen: Look) -> bool:
     # Slow runs send less often.
     since = database_clock.reckoned(records_alias()) - max(SENT_LATELY, timedelta(seconds=2 / run.rate))
     since = max(since, seen.since) if seen.since else since
-    sent = run.parts.filter(state__in=(ItemState.SENT, ItemState.PROCESSED, ItemState.FAILED), sent_at__gte=since)
-    return not sent.exists()
+    return run.sent_at is None or run.sent_at < since
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +154,11 @@ def run_outcome(run: RequeueRun, *, unreachable: bool = False) -> tuple[str, str
 
 
 def _sending(run: RequeueRun, *, unreachable: bool) -> tuple[str, str]:
-    if not unreachable and run.is_silent(database_clock.reckoned(records_alias())):
+    now = database_clock.reckoned(records_alias())
+    if not unreachable and run.is_silent(now):
         return RunState.PAUSED, _("Standing still")
     if unreachable or run.wait == RunWait.BROKER_AWAY:
         return RunState.PLANNED, _("Waiting for the broker")
-    if run.wait:
+    if run.idle_since(now) or run.wait not in ("", RunWait.QUEUE_DEEP):
         return RunState.PLANNED, _("Sends nothing now")
     return run.state, run.get_state_display()

@@ -79,7 +79,7 @@ from django_rmq_retry.parked.run_steps import send_run
 from django_rmq_retry.parked.selection import EXCEPT
 from django_rmq_retry.recurring import thread_name
 from django_rmq_retry.topology.declarations import work_queue
-from django_rmq_retry.wording import listed, number
+from django_rmq_retry.wording import decimal, listed, number
 
 PAGE_SLICE_SECONDS = 0.5
 """Seconds for which an open page sends in one request; the page then requests the next slice."""
@@ -170,7 +170,7 @@ class RequeueRunAdmin(Pages):
         return self._shown(request, run) if scripted else HttpResponseRedirect(self.address("requeuerun_change", pk))
 
     def _shown(self, request: HttpRequest, run: RequeueRun) -> HttpResponse:
-        driven, now = run.state in DRIVEN, database_clock.reckoned(records_alias())
+        driven, now, pace = run.state in DRIVEN, database_clock.reckoned(records_alias()), measured_rate(run)
         # Drivers without a connection pass the run round, so that one with a connection can have it.
         passed_round = run.wait == RunWait.BROKER_AWAY
         undriven = driven and (passed_round or run.leased_until is None or run.leased_until < now)
@@ -197,7 +197,6 @@ class RequeueRunAdmin(Pages):
         if not_sent:
             shown_at[ItemState.PENDING] = shown_at[ItemState.SKIPPED]
         stopped = () if over else _stopped_queues(run)
-        held_back = stopped and _waits_for_queue(run)
         return self.page(
             request,
             "requeuerun/run.html",
@@ -214,6 +213,7 @@ class RequeueRunAdmin(Pages):
             mine=run.by_user_id == request.user.pk,
             why_not_send=refusal(request, "requeue"),
             why=_deep_queues(run, seen) or run.explanation,
+            deep=_waits_for_queue(run),
             chosen=_chosen(run, told={EXCEPT} if left_out else ()),
             causes=causes_of([run])[run.pk],
             decided=_decided(run),
@@ -227,8 +227,8 @@ class RequeueRunAdmin(Pages):
             trouble=_trouble(run, now),
             too_late=_too_late(run),
             guard_pauses=[_guard_pause(one) for one in run.guard_pauses or []],
-            pace=measured_rate(run),
-            left=None if away or unattended or run.awaits_canary or held_back else seconds_left(run),
+            pace=None if pace is None else decimal(round(pace, 2), 2 if pace < 1 else 1),
+            left=None if away or unattended or run.awaits_canary or stopped else seconds_left(run),
             guard=_guard(run),
             sends=driven and run.unsent > 0 and not (silent or away or run.wait),
             not_sent=not_sent,
@@ -402,14 +402,16 @@ def _waits_for_queue(run: RequeueRun) -> bool:
 
 
 def _deep_queues(run: RequeueRun, seen: broker_look.Look) -> str:
-    """Return how many messages the queues hold whose depth holds a run back; empty if none does, or is known."""
+    """Return how many messages the queues hold that set the pace of a run; empty if none does, or is known."""
     if not _waits_for_queue(run):
         return ""
-    text = _("%(queue)s has %(ready)s ready. The requeue run sends while it has at most %(most)s.")
-    most = run.max_depth or 0
-    levels = filter(None, map(seen.level, waiting_in(run, ItemState.PENDING)))
-    deep = [(one.queue, one.ready) for one in levels if one.ready and one.ready > most]
-    return " ".join(text % {"queue": name, "ready": number(ready), "most": number(most)} for name, ready in deep)
+    queues, most = waiting_in(run, ItemState.PENDING), run.max_depth or 0
+    known = [(one.queue, one.ready) for one in map(seen.level, queues) if one and one.ready is not None]
+    # Of several queues, one that is below the limit holds nothing back.
+    told = known if len(queues) == 1 else [(queue, ready) for queue, ready in known if ready > most]
+    text = _("It sends whenever %(queue)s has at most %(most)s ready: now %(ready)s.")
+    texts = [text % {"queue": queue, "most": number(most), "ready": number(ready)} for queue, ready in told]
+    return " ".join(filter(None, (run.idle_text, *texts))) if texts else ""
 
 
 def _too_late(run: RequeueRun) -> list[str]:

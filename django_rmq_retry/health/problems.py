@@ -77,7 +77,7 @@ from django_rmq_retry.wording import MOST_IN_A_TEXT, duration, listed, minute, n
 MOST_REQUESTS_NAMED = 3
 NEARLY_ALL = 0.8
 """The share of all parked messages from which the page of their largest cause is where to begin."""
-USUAL_WAITS = ("", RunWait.LISTING, RunWait.KEYS_WAIT, RunWait.CANARY_WAITS, RunWait.OUTCOMES_WAIT)
+USUAL_WAITS = ("", RunWait.LISTING, RunWait.QUEUE_DEEP, RunWait.KEYS_WAIT, RunWait.CANARY_WAITS, RunWait.OUTCOMES_WAIT)
 """The reasons for which a requeue run waits without a problem."""
 DIED_TOGETHER = timedelta(hours=1)
 """If no consumer is alive, those are named that died within this time before the last one, not those of last week."""
@@ -1093,6 +1093,8 @@ def in_runs(
         code = None
         if run.state == RunState.PAUSED:
             code = Code.RUN_PAUSED if run.wait else Code.RUN_HELD
+        elif stands := run.idle_since(now):
+            code, since = Code.RUN_WAITS, stands
         elif run.wait not in USUAL_WAITS:
             code = Code.RUN_WAITS
         elif idle > RUN_IDLE_AFTER:

@@ -51,6 +51,7 @@ from django_rmq_retry.parked.items import waiting_in
 from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
 from django_rmq_retry.parked.outcome_texts import decisions_on
+from django_rmq_retry.parked.pace import measured_rate
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, STOP_AT, RequeueOptions, checked_target
 from django_rmq_retry.parked.run_steps import RunSteps
@@ -256,7 +257,7 @@ def run_data(run: RequeueRun) -> Mapping[str, object]:
     )
     outcomes = ("total", "sent", "processed", "failed", "skipped", "unconfirmed", "excluded")
     counts = (*outcomes, "edited", "handled_twice", "perhaps_twice")
-    times = {name: utc(getattr(run, name)) for name in ("created_at", "started_at", "finished_at")}
+    times = {name: utc(getattr(run, name)) for name in ("created_at", "started_at", "sent_at", "finished_at")}
     return {"id": run.pk, **{name: getattr(run, name) for name in (*names, *counts)}, **times}
 
 
@@ -526,7 +527,10 @@ def bar(run: RequeueRun) -> str:
     share = done / todo if todo else 1.0
     filled = "█" * round(share * BAR_WIDTH)
     outcomes = f"processed {run.processed} failed again {run.failed}"
-    text = f"{share:4.0%} {filled:<{BAR_WIDTH}} {done}/{todo} {run.rate:g}/s  {outcomes}"
+    real = measured_rate(run)
+    rate = run.rate if real is None and not run.wait else round(real or 0, 2)
+    pace = f" {rate:g}/s" if rate else ""
+    text = f"{share:4.0%} {filled:<{BAR_WIDTH}} {done}/{todo}{pace}  {outcomes}"
     return f"{text}  {run.explanation}" if run.explanation else text
 
 

@@ -712,10 +712,7 @@ class Migration(migrations.Migration):
                         choices=[
                             ("listing", "The requeue run lists its messages and sends them afterwards."),
                             ("broker_away", "No connection to the broker. The requeue run resumes automatically."),
-                            (
-                                "queue_deep",
-                                "The queue holds more messages than the limit of the requeue run, which resumes automatically.",
-                            ),
+                            ("queue_deep", "It sends whenever its queue has at most %(most)s ready."),
                             ("queue_full", "The queue rejected it because the queue is full."),
                             (
                                 "depth_unknown",
@@ -820,6 +817,7 @@ class Migration(migrations.Migration):
                 ("spared_failed", models.PositiveIntegerField(db_default=0, default=0, editable=False)),
                 ("held_at", models.DateTimeField(blank=True, editable=False, null=True)),
                 ("unheld", models.BooleanField(db_default=False, default=False, editable=False)),
+                ("sent_at", models.DateTimeField(blank=True, editable=False, null=True)),
                 ("paced_at", models.DateTimeField(blank=True, editable=False, null=True)),
                 ("paced_sent", models.PositiveIntegerField(db_default=0, default=0, editable=False)),
                 ("include", models.JSONField(default=list, editable=False)),

@@ -5,12 +5,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import models
+from django.db import models, router
 from django.utils.translation import gettext_lazy as _
 
+from django_rmq_retry import database_clock
 from django_rmq_retry.models.audit import both_names
 from django_rmq_retry.models.parked import ParkedMessage
-from django_rmq_retry.wording import second
+from django_rmq_retry.wording import number, second
 
 MIN_OUTCOMES = 5
 """Smallest number of outcomes for which the share of failures is meaningful."""
@@ -22,6 +23,10 @@ MOST_GUARD_PAUSES = 5
 """The latest pauses by its guard that a run keeps."""
 SILENT_AFTER = timedelta(seconds=12)
 """The time without a driver's heartbeat after which a run counts as standing still; usually one comes within 5 s."""
+SENT_LATELY = timedelta(seconds=10)
+"""The time after a message in which a run counts as sending, unless its messages are known to come more slowly."""
+LONGEST_GAP = timedelta(minutes=1)
+"""The longest time between two messages of a run that counts as sending."""
 
 
 class RunState(models.TextChoices):
@@ -39,14 +44,14 @@ ACTIVE = (*SENDING, RunState.WAITING)
 
 
 class RunWait(models.TextChoices):
-    """The reason that a requeue run sends nothing now, as a code; its text is made when it is shown."""
+    """The reason that a requeue run sends nothing now, as a code; its text is made when it is shown.
+
+    ``QUEUE_DEEP`` stays while its queue is at the limit: the run sends as that empties.
+    """
 
     LISTING = "listing", _("The requeue run lists its messages and sends them afterwards.")
     BROKER_AWAY = "broker_away", _("No connection to the broker. The requeue run resumes automatically.")
-    QUEUE_DEEP = (
-        "queue_deep",
-        _("The queue holds more messages than the limit of the requeue run, which resumes automatically."),
-    )
+    QUEUE_DEEP = "queue_deep", _("It sends whenever its queue has at most %(most)s ready.")
     QUEUE_FULL = "queue_full", _("The queue rejected it because the queue is full.")
     DEPTH_UNKNOWN = (
         "depth_unknown",
@@ -210,6 +215,8 @@ class RequeueRun(models.Model):
     """Since when it has waited for its first outcomes, with a broker and a consumer from whom they can come."""
     unheld = models.BooleanField(db_default=False, default=False, editable=False)
     """True if an operator has let it send the rest before it has outcomes."""
+    sent_at = models.DateTimeField(null=True, blank=True, editable=False)
+    """When it sent a message last."""
     paced_at = models.DateTimeField(null=True, blank=True, editable=False)
     paced_sent = models.PositiveIntegerField(db_default=0, default=0, editable=False)
     """The start of the current uninterrupted sending, and the messages sent before it; both give the measured rate."""
@@ -269,6 +276,20 @@ class RequeueRun(models.Model):
     def is_silent(self, now: datetime) -> bool:
         """True if no driver was heard of lately: none is at it, or its database does not answer."""
         return self.heard_at < now - SILENT_AFTER
+
+    def idle_since(self, now: datetime) -> datetime | None:
+        """Return since when a run has sent nothing because its queue does not empty; None if it sends as that empties.
+
+        A queue with a slow handler empties slowly: three times the usual time between two messages has to pass.
+        """
+        if self.state != RunState.RUNNING or self.wait != RunWait.QUEUE_DEEP:
+            return None
+        begun, sent = self.paced_at or self.started_at or self.created_at, self.sent - self.paced_sent
+        if self.sent_at is None:
+            return begun
+        usual = 3 * (self.sent_at - begun) / sent if sent > 0 else SENT_LATELY
+        over = now - self.sent_at > min(max(usual, SENT_LATELY), LONGEST_GAP)
+        return max(self.sent_at, begun) if over else None
 
     def with_silence(self, now: datetime) -> list[list[str]]:
         """Return the times in which nothing was heard of it, with the one that ends now."""
@@ -360,7 +381,16 @@ class RequeueRun(models.Model):
             why = str(text) % {"time": second(tested)}
         if self.state == RunState.STOPPED:
             why = str(STOOD_STILL.get(self.wait, why))
-        return " ".join(filter(None, (why, self.note)))
+        if self.wait == RunWait.QUEUE_DEEP:
+            why %= {"most": number(self.max_depth or 0)}
+        return " ".join(filter(None, (self.idle_text, why, self.note)))
+
+    @property
+    def idle_text(self) -> str:
+        """Return since when it has sent nothing because its queue does not empty; empty if it sends as that empties."""
+        using = self._state.db or router.db_for_write(type(self))
+        since = self.idle_since(database_clock.reckoned(using))
+        return "" if since is None else str(_("Nothing has been sent since %(time)s.")) % {"time": second(since)}
 
     def waits(self, wait: str, now: datetime) -> dict[str, Any]:
         """Give it another reason to wait, or none, and return the columns that change."""

@@ -264,8 +264,9 @@ def _store_items(run_id: int, results: Sequence[ClaimResult], revisions: dict[in
         state=ItemState.UNCONFIRMED, skip_code=ItemReason.NOT_CONFIRMED, sent_at=left_at, ended_at=now
     )
     edited = sum(one.claim.edited for one in results if one.kind in (PublishEnd.CONFIRMED, PublishEnd.UNKNOWN))
+    last = {"sent_at": left_at} if confirmed else {}
     RequeueRun.objects.using(using).filter(pk=run_id).update(
-        sent=F("sent") + sent, unconfirmed=F("unconfirmed") + unconfirmed, edited=F("edited") + edited
+        sent=F("sent") + sent, unconfirmed=F("unconfirmed") + unconfirmed, edited=F("edited") + edited, **last
     )
     codes: dict[int, ItemReason] = {}
     for one in results:

@@ -204,6 +204,7 @@ def _claim(run: RequeueRun, part: Sequence[WaitingRetry]) -> bool:
     if run_of_driver(run.pk, run.driver, RunState.RUNNING) is None:
         return False
     now, names = database_clock.now(records_alias()), [one.identity for one in part]
+    RequeueRun.objects.using(records_alias()).filter(pk=run.pk).update(sent_at=now)
     rows_of(run).filter(identity__in=names).update(sent_at=now)
     known = set(rows_of(run).filter(identity__in=names).values_list("identity", flat=True))
     new = [one for one in part if one.identity not in known]

@@ -6,11 +6,13 @@ from functools import partial
 
 from django.db import DatabaseError
 
+from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.contracts import Cause, PublishEnd, unsent
 from django_rmq_retry.models import ItemReason, ParkedMessage, RequeueRun, RunState, RunWait
+from django_rmq_retry.models.runs import LONGEST_GAP
 from django_rmq_retry.parked.claims import Claim, ClaimResult, claim, claim_lifetime, skip_items, store_results
 from django_rmq_retry.parked.copies import copies_of, publish
-from django_rmq_retry.parked.database import locked_run, transaction_of
+from django_rmq_retry.parked.database import locked_run, records_alias, transaction_of
 from django_rmq_retry.parked.lease import RunLease
 from django_rmq_retry.parked.next_items import ItemChoice
 from django_rmq_retry.parked.pace import SLICE_SECONDS, Clock, RunPace, restart_rate
@@ -76,9 +78,9 @@ class ItemSender:
             self._targets.added(one.copy.routing_key, 1)
         if PublishEnd.CONFIRMED in outcomes:
             self._unconfirmed_slices = 0
-            if run.wait == RunWait.BROKER_AWAY:
+            if run.wait == RunWait.BROKER_AWAY or _stood(run):
                 self._lease.change(**restart_rate())
-            self._lease.note_wait(run, None)
+            self._lease.note_wait(run, RunWait.QUEUE_DEEP if self._have_filled(run, claims) else None)
         elif PublishEnd.UNKNOWN in outcomes:
             self._unconfirmed_slices += 1
             if self._unconfirmed_slices > 1:
@@ -87,6 +89,11 @@ class ItemSender:
             self._lease.note_wait(run, RunWait.BROKER_AWAY)
         elif PublishEnd.NACKED in outcomes:
             self._lease.note_wait(run, RunWait.QUEUE_FULL)
+
+    def _have_filled(self, run: RequeueRun, claims: Sequence[Claim]) -> bool:
+        """Return True if the queues to which these were sent take no more now, so that the run sends as they empty."""
+        most = run.max_depth
+        return most is not None and all((self._targets.ready(one.copy.routing_key) or 0) > most for one in claims)
 
     def _idle(self, run: RequeueRun, choice: ItemChoice, depths: "_Depths") -> float | None:
         if choice.waits_for_queue and depths.unknown:
@@ -98,6 +105,13 @@ class ItemSender:
         else:
             return None
         return SLICE_SECONDS
+
+
+def _stood(run: RequeueRun) -> bool:
+    """Return True if its queue had not emptied for long, as one that was paused: that says nothing about the rate."""
+    now = database_clock.reckoned(records_alias())
+    since = run.idle_since(now)
+    return since is not None and now - since > LONGEST_GAP
 
 
 class _Depths:

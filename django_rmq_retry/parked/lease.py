@@ -48,7 +48,9 @@ class RunLease:
     def note_wait(self, run: RequeueRun, wait: RunWait | None) -> None:
         """Store the reason that the run sends nothing now; None if it sends."""
         if run.wait != (wait or ""):
-            self.change(**run.waits(wait or "", database_clock.now(records_alias())))
+            # A queue at its limit sets the pace, about which what was sent until then says nothing.
+            paced = restart_rate() if RunWait.QUEUE_DEEP in (run.wait, wait) else {}
+            self.change(**run.waits(wait or "", database_clock.now(records_alias())), **paced)
 
     def _rows(self) -> QuerySet[RequeueRun]:
         return RequeueRun.objects.using(records_alias()).filter(pk=self.run_id)

@@ -50,16 +50,20 @@ def recent_rate(run: RequeueRun) -> dict[str, Any]:
 
 def measured_rate(run: RequeueRun) -> float | None:
     """Return the messages per second since sending last began, if that is clearly below the rate limit."""
+    real = _real_rate(run)
+    return real if real is not None and real < CLEARLY_SLOWER * run.rate else None
+
+
+def _real_rate(run: RequeueRun) -> float | None:
     now, since = database_clock.reckoned(records_alias()), run.paced_at or run.started_at
     if since is None or run.state != RunState.RUNNING or run.sent <= run.paced_sent or run.is_silent(now):
         return None
-    if run.wait in ENDLESS_WAITS or run.awaits_canary:
-        # Neither an outage nor the wait for the test message or the first outcomes is a time of sending.
+    if run.wait in ENDLESS_WAITS or run.awaits_canary or run.idle_since(now):
+        # Neither an outage nor the wait for the test message, the first outcomes or a queue is a time of sending.
         return None
     if now - since < MEASURED_AFTER:
         return None
-    real = (run.sent - run.paced_sent) / (now - since).total_seconds()
-    return real if real < CLEARLY_SLOWER * run.rate else None
+    return (run.sent - run.paced_sent) / (now - since).total_seconds()
 
 
 def seconds_left(run: RequeueRun) -> int | None:
@@ -67,10 +71,11 @@ def seconds_left(run: RequeueRun) -> int | None:
 
     One that sends nothing now is slower than its own rate.
     """
-    known = run.state == RunState.RUNNING and run.wait not in ENDLESS_WAITS
+    least = run.room_before_outcomes
+    known = run.state == RunState.RUNNING and run.wait not in ENDLESS_WAITS and (least is None or least >= run.unsent)
     if not known or run.is_silent(database_clock.reckoned(records_alias())):
         return None
-    rate = measured_rate(run) or (0 if run.wait else run.rate)
+    rate = min(_real_rate(run) or (0 if run.wait else run.rate), run.rate)
     return ceil(run.unsent / rate) if rate else None
 
 

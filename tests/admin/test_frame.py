@@ -68,7 +68,7 @@ def test_the_page_of_a_group_begins_with_its_run_its_age_and_its_growth(page: Cl
     text, since = Page(answer).text, minute(answer.context["card"].trend.newest_since)
     head = [
         text.index(words)
-        for words in ("sends 2 of these now", "3 parked", f"▲ growing (+3 since {since}) · first 52 min ago")
+        for words in ("is to send 2 of these", "3 parked", f"▲ growing (+3 since {since}) · first 52 min ago")
     ]
 
     assert head == sorted(head)

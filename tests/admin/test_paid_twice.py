@@ -321,12 +321,12 @@ class TestASecondRun:
         self, page: Client, run: RequeueRun, most: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("django_rmq_retry.parked.items.MOST_UNSENT_COUNTED", most)
-        told = f"Requeue run {run.pk} by ann sends 2 of these now."
+        told = f"Requeue run {run.pk} by ann is to send 2 of these."
         pages = [previewed(page, group=self.group(run)), page.get(f"{ADMIN}errorgroup/{self.group(run)}/change/")]
         cards = Page(page.get(f"{ADMIN}errorgroup/"))
 
         assert [Page(one).links.get(told) for one in pages] == [f"{ADMIN}requeuerun/{run.pk}/change/"] * 2
-        assert f"Requeue run {run.pk} by ann sends some of these now." in cards.links
+        assert f"Requeue run {run.pk} by ann is to send some of these." in cards.links
 
     def test_and_its_preview_tell_two_causes_with_one_name_apart(self, page: Client) -> None:
         causes = [made.group(), made.group()]
@@ -364,7 +364,7 @@ class TestASecondRun:
         pause_run(run)
 
         assert run.listing
-        assert f"Requeue run {run.pk} by ann sends 2 of these now." in before
+        assert f"Requeue run {run.pk} by ann is to send 2 of these." in before
         assert f"Requeue run {run.pk} by ann is paused with 2 of these." in Page(previewed(page, group=cause.pk)).text
 
     def test_leaves_its_messages_out_of_what_a_preview_counts_and_its_run_takes(
@@ -396,7 +396,7 @@ class TestASecondRun:
         said = Page(previewed(page, group=self.group(run))).text
 
         assert "2 are sent by another requeue run" in said
-        assert f"Requeue run {run.pk} by ann sends 2 of these now." in said
+        assert f"Requeue run {run.pk} by ann is to send 2 of these." in said
 
     def test_does_not_keep_back_a_message_that_was_edited_since(self, page: Client, run: RequeueRun) -> None:
         one = run.items.all()[0].message

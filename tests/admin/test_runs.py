@@ -140,10 +140,7 @@ def test_a_run_that_another_process_sends_does_not_wait_for_this_hosts_broker(
     """T14: its counter climbed beside "requeueing waits until it is back"."""
     now = timezone.now()
     driver = {"driver": "consumer-1", "beat_at": now, "leased_until": now + timedelta(seconds=15)}
-    run = run_of(sent=4, started_at=now, **driver)
-    RequeueItem.objects.create(
-        run=run, message=made.message(), place=0, revision=1, state=ItemState.PROCESSED, sent_at=now
-    )
+    run = run_of(sent=4, started_at=now, sent_at=now, **driver)
     made.broker_seen(monkeypatch, away="Connection refused")
     shown_so = shown(page, run)
 
@@ -162,11 +159,7 @@ def test_a_lease_of_a_driver_that_sends_nothing_is_no_sign_of_a_broker(
     """The run's page said "Another process sends" of a process that had just lost its connection, too."""
     now = timezone.now()
     driver = {"driver": "page vm:29259.1", "beat_at": now, "leased_until": now + timedelta(seconds=15)}
-    run = run_of(sent=4, started_at=now, **driver)
-    sent_at = now - before
-    RequeueItem.objects.create(
-        run=run, message=made.message(), place=0, revision=1, state=ItemState.PROCESSED, sent_at=sent_at
-    )
+    run = run_of(sent=4, started_at=now, sent_at=now - before, **driver)
     made.consumer(seconds=1)
     made.broker_seen(monkeypatch, away="Connection refused")
     shown_so, listed, live = (
@@ -291,6 +284,16 @@ def test_a_run_that_has_just_begun_uses_its_configured_rate(page: Client) -> Non
     text = shown(page, run)
 
     assert ("1 min 41 s left" in text, "measured" in text) == (True, False)
+
+
+@pytest.mark.parametrize(("total", "left"), [(20, True), (21, False)])
+def test_a_run_that_will_wait_for_its_first_outcomes_estimates_no_end(page: Client, total: int, *, left: bool) -> None:
+    """It said "5 s left", and a second later that the rest waits."""
+    made.consumer()
+    now = timezone.now()
+    text = shown(page, run_of(total=total, sent=4, stop_at=20, started_at=now, paced_at=now, beat_at=now))
+
+    assert ("● Sending" in text, " left" in text) == (True, left)
 
 
 @pytest.mark.parametrize(
@@ -1012,6 +1015,62 @@ def test_a_run_names_the_other_queue_whose_message_killed_the_consumers_that_it_
     assert ("die again" in text) is not over
 
 
+def test_a_run_that_sends_as_its_queue_empties_says_so(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said "Sends nothing now" and "more messages than the limit" with 15 of 100 sent, and 3 ready of at most 3."""
+    made.consumer()
+    made.broker_seen(monkeypatch, Level(queue="payments.main", role=Role.WORK, ready=3, consumers=1))
+    now = timezone.now()
+    counts = {"total": 100, "sent": 19, "paced_sent": 4, "processed": 14}
+    times = {"started_at": now - timedelta(seconds=20), "paced_at": now - timedelta(seconds=20), "beat_at": now}
+    run = run_of(wait=RunWait.QUEUE_DEEP, max_depth=3, target="payments.main", sent_at=now, **counts, **times)
+    text, listed = shown(page, run), Page(page.get(RUNS)).text
+    live = Page(page.get("/admin/rmq_retry/livestatus/")).text
+
+    assert "● Sending It sends whenever payments.main has at most 3 ready: now 3." in text
+    assert re.search(r"19 of 100 sent · measured: about 0.7\d per second · 1 min [45]\d s left", text)
+    assert "waits while the queue" not in text
+    assert "● Sending It sends whenever its queue has at most 3 ready." in listed
+    assert ("● Sending" in live, "waits" in live) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "since"),
+    [
+        # A handler of 3 s, and one of 20 s.
+        ({"sent_at": 8, "paced_at": 38, "paced_sent": 9}, None),
+        ({"sent_at": 12, "paced_at": 42, "paced_sent": 9}, 12),
+        ({"sent_at": 50, "paced_at": 110, "paced_sent": 16}, None),
+        ({"sent_at": 61, "paced_at": 121, "paced_sent": 16}, 61),
+        # The queue has been full from the start, or since an operator resumed the run.
+        ({"started_at": 2}, 2),
+        ({"sent_at": 900, "paced_at": 2, "paced_sent": 19}, 2),
+        ({"sent_at": 3, "paced_at": 2, "paced_sent": 19}, None),
+    ],
+)
+def test_a_run_whose_queue_does_not_empty_says_since_when_it_has_sent_nothing(
+    page: Client, monkeypatch: pytest.MonkeyPatch, fields: dict[str, int], since: int | None
+) -> None:
+    made.consumer()
+    made.broker_seen(monkeypatch, Level(queue="payments.main", role=Role.WORK, ready=214, consumers=1))
+    now = timezone.now()
+    ago = {name: now - timedelta(seconds=value) for name, value in fields.items() if name.endswith("_at")}
+    deep = {"wait": RunWait.QUEUE_DEEP, "max_depth": 3, "target": "payments.main", "sent": 19, "total": 100}
+    run = run_of(**{**deep, "started_at": now - timedelta(hours=1), "beat_at": now, **fields, **ago})
+    text, listed = shown(page, run), Page(page.get(RUNS)).text
+    live = Page(page.get("/admin/rmq_retry/livestatus/")).text
+    rule = "It sends whenever payments.main has at most 3 ready: now 214."
+
+    if since is None:
+        assert f"● Sending {rule}" in text
+        assert ("Nothing has been sent" in listed, "waits: " in live) == (False, False)
+    else:
+        idle = f"Nothing has been sent since {second(now - timedelta(seconds=since))}."
+        assert f"◔ Sends nothing now {idle} {rule}" in text
+        assert (" left" in text.replace("left out", ""), "measured" in text) == (False, False)
+        assert f"◔ Sends nothing now {idle} It sends whenever its queue has at most 3 ready." in listed
+        assert f"Requeue run {run.pk} waits: {idle} It sends whenever its queue has at most 3 ready." in live
+
+
 def test_a_run_that_is_held_back_by_a_deep_queue_names_it_and_who_paused_it(
     page: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1025,7 +1084,7 @@ def test_a_run_that_is_held_back_by_a_deep_queue_names_it_and_who_paused_it(
     RequeueItem.objects.create(run=run, message=made.message(), place=1, revision=1)
     text = shown(page, run)
 
-    assert "payments.main has 20 ready. The requeue run sends while it has at most 5." in text
+    assert "It sends whenever payments.main has at most 5 ready: now 20." in text
     assert "payments.main: paused by bob" in text
     assert "mail" not in text
     assert " left" not in text
@@ -1091,10 +1150,10 @@ def test_a_run_leads_to_its_messages_without_an_outcome_and_each_can_be_discarde
 
 @pytest.mark.parametrize(
     "wait",
-    [RunWait.QUEUE_DEEP, RunWait.KEYS_WAIT, RunWait.CANARY_WAITS, RunWait.QUEUE_FULL, RunWait.OUTCOMES_WAIT],
+    [RunWait.KEYS_WAIT, RunWait.CANARY_WAITS, RunWait.QUEUE_FULL, RunWait.OUTCOMES_WAIT],
 )
 def test_a_run_that_sends_nothing_now_is_not_green_and_says_why(page: Client, wait: RunWait) -> None:
-    """ "● Sending, 20 per second" stood beside "The queue holds more messages than the limit of the requeue run"."""
+    """ "● Sending, 20 per second" stood beside "The queue rejected it because the queue is full"."""
     made.consumer()
     now = timezone.now()
     run = run_of(sent=4, wait=wait, canary=wait == RunWait.CANARY_WAITS, started_at=now, beat_at=now)

@@ -382,7 +382,7 @@ def test_the_timeline_of_a_message_that_was_parked_later_names_who_sent_it_early
 
 @pytest.mark.usefixtures("waits")
 @pytest.mark.parametrize(
-    ("state", "words"), [("paused", "is paused with 19 of these."), ("running", "sends 19 of these now.")]
+    ("state", "words"), [("paused", "is paused with 19 of these."), ("running", "is to send 19 of these.")]
 )
 def test_the_preview_leads_to_the_run_that_has_some_of_the_same_retries(page: Client, state: str, words: str) -> None:
     """The preview said nothing of the paused run, and its button was refused."""

@@ -568,6 +568,23 @@ class TestRuns:
         assert parked("requeue-run", str(number), "--resume").code == 0
         assert "22 waiting for outcome" in parked("requeue-run", str(number), "--wait", "0").out
 
+    @pytest.mark.parametrize(
+        ("seconds", "said"),
+        [
+            (1, r"19/100 0.7\d?/s  processed 14 failed again 0  It sends whenever its queue has at most 3 ready."),
+            (15, "19/100  processed 14 failed again 0  Nothing has been sent since "),
+        ],
+        ids=["empties", "does not empty"],
+    )
+    def test_a_run_that_sends_as_its_queue_empties_shows_how_fast(self, seconds: int, said: str) -> None:
+        """It showed "20/s" and "more messages than the limit" for 15 messages in 20 s."""
+        now = timezone.now()
+        begun = {"started_at": now, "paced_at": now - timedelta(seconds=20), "paced_sent": 4, "wait": "queue_deep"}
+        counts = {"total": 100, "sent": 19, "processed": 14, "rate": 20, "max_depth": 3}
+        run = RequeueRun(**begun, **counts, sent_at=now - timedelta(seconds=seconds), created_at=now, beat_at=now)
+
+        assert re.search(said, parked_runs.bar(run))
+
     def test_a_run_can_be_paused_resumed_and_driven(self, wired: BlockingChannel) -> None:
         made = requeue_run([record().pk])
 

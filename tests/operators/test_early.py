@@ -216,6 +216,7 @@ def test_all_waiting_retries_return_where_their_queue_would_send_them_and_their_
     expected = ("", WORK) if carrier == "ladder" else ("bank", "post")
     assert {(exchange, key) for *_, exchange, key in back} == {expected}
     assert (run.sent, run.total, run.state) == (3, 3, RunState.WAITING)
+    assert run.sent_at == max(run.retries.values_list("sent_at", flat=True))
     assert ready(amqp, waiting_queue) == 0
 
 

@@ -634,12 +634,37 @@ class TestTargets:
         for _ in range(3):
             clock.now += 1
             one.step()
-        assert (now(run).sent, now(run).wait) == (2, RunWait.QUEUE_DEEP)
+        full, at = now(run), timezone.now()
+        targets.depth = 2
+        clock.now += 1
+        one.step()
+        filled = now(run)
         targets.depth = 0
         clock.now += 1
         one.step()
 
+        assert (full.sent, full.wait, full.idle_since(at)) == (2, RunWait.QUEUE_DEEP, None)
+        assert full.idle_since(at + timedelta(seconds=11)) is not None
+        assert (filled.sent, filled.wait) == (4, RunWait.QUEUE_DEEP)
         assert (now(run).sent, now(run).wait) == (5, "")
+
+    @pytest.mark.usefixtures("wired")
+    @pytest.mark.parametrize(("seconds", "restarts"), [(50, False), (70, True)], ids=["a slow handler", "a pause"])
+    def test_the_measured_rate_ignores_the_time_in_which_the_queue_did_not_empty(
+        self, seconds: int, *, restarts: bool
+    ) -> None:
+        run, clock, targets = started(9, max_depth=0, rate=100), Clock(), Targets()
+        one = driver_of(run, clock=clock, targets=targets)
+        stepped(one, clock, 2)
+        past = timezone.now() - timedelta(seconds=seconds)
+        RequeueRun.objects.update(sent_at=past, paced_at=past)
+        targets.depth = 0
+        one.step()
+        after = now(run)
+
+        assert (after.sent, after.wait, after.paced_sent) == (2, RunWait.QUEUE_DEEP, 2 if restarts else 1)
+        assert after.paced_at is not None
+        assert (after.paced_at > past) is restarts
 
     @pytest.mark.usefixtures("wired")
     def test_a_run_waits_while_the_queue_depth_is_unknown(self) -> None:
