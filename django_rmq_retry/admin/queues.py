@@ -33,7 +33,7 @@ from django_rmq_retry.health.condition import (
 )
 from django_rmq_retry.health.facts import behind_keys, parked_in
 from django_rmq_retry.health.problems import Judged, Limits, Queues, excused, in_halts
-from django_rmq_retry.health.processes import late_handlers_now, queues_read_now, readers_now
+from django_rmq_retry.health.processes import begun_and_waiting, late_handlers_now, queues_read_now, readers_now
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.markup import NOTHING
 from django_rmq_retry.models import ApprovalRequest, GatedAct, QueueControl
@@ -178,6 +178,7 @@ class QueueRow:
         stopped: StoppedBadge | None,
         found: Judged | None,
         *,
+        begun: str,
         waiting: WaitingMessages,
         parked: int,
         behind: int,
@@ -202,7 +203,7 @@ class QueueRow:
         badges += [badge(condition, one.rule.word) for one in shown]
         if not shown and condition.word and not stopped:
             badges.append(badge(condition))
-        told = [stopped.explanation] if stopped else []
+        told = [stopped.explanation, begun] if stopped else []
         told += [halt.text, halt.last_known] if halt else []
         # Beside "no consumer" the sentence says nothing more.
         told += [f"{capfirst(one.row)}." for one in shown if one.rule.row != Code.NO_CONSUMER.value.row]
@@ -268,6 +269,7 @@ class QueueControlAdmin(Pages):
         waiting = waiting_messages(known.levels, at)[1] if asks else {}
         halts = {one.subject: one for one in in_halts(halted(at), at, Limits(), known.levels if current else ())}
         read, asked_for = read_if_open(states), closing_asked_for(states)
+        begun = begun_and_waiting({one.queue for one in states if one.state(now) is not Flow.FLOWING}, at)
         shown = [one for one in states if asked.casefold() in one.queue.casefold()]
         names = [one.queue for one in shown]
         unread = [one for one in judged.values() if one.level.abandoned or one.of(Code.UNREAD)]
@@ -279,6 +281,7 @@ class QueueControlAdmin(Pages):
                 one.queue,
                 StoppedBadge.of(one, now, read),
                 judged.get(one.queue),
+                begun=begun.get(one.queue, ""),
                 waiting=waiting.get(one.queue, NOTHING_WAITS),
                 parked=parked[one.queue],
                 behind=behind.get(one.queue, 0),

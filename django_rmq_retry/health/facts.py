@@ -34,7 +34,13 @@ from django_rmq_retry.database_connections import Unanswered
 from django_rmq_retry.declared import rows
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR, HandledAgain, handled_again, named
-from django_rmq_retry.health.processes import MOST_SURVEYED_PROCESSES, Process, overtaken, read_in_flight
+from django_rmq_retry.health.processes import (
+    MOST_SURVEYED_PROCESSES,
+    Process,
+    begun_and_waiting,
+    overtaken,
+    read_in_flight,
+)
 from django_rmq_retry.health.time_limit import in_time
 from django_rmq_retry.messages.reasons import MAY_HAVE_RUN
 from django_rmq_retry.messages.texts import one_line
@@ -250,6 +256,8 @@ class Survey:
     """Time by which the database's clock is ahead of this host's."""
     stopped: tuple[QueueControl, ...] = ()
     """Queues that a pause or a breaker stops; a pause may have ended while the breaker is still open."""
+    begun_there: Mapping[str, str] = field(default_factory=dict)
+    """A sentence for each of them on what lost processes had begun of it."""
     halted: tuple[QueueControl, ...] = ()
     """Strict-order queues that are stopped because their first message fails, or failed when it was tried last."""
     approvals: ApprovalCounts = ApprovalCounts()
@@ -334,6 +342,7 @@ def survey(*, page: bool = False) -> Survey:
         blocked=blocked(),
         apart=apart,
         stopped=stopped,
+        begun_there=begun_and_waiting({one.queue for one in stopped}, now),
         halted=halted(now),
         approvals=approvals(),
         silent=silent,

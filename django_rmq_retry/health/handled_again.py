@@ -10,6 +10,7 @@ from django_rmq_retry.attempts.history import first_keys
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.health.begun import Begun, BegunBy, all_begun, begun_by
 from django_rmq_retry.models import Attempt, ConsumerProcess, EarlyRetry, ItemState
+from django_rmq_retry.models.controls import SILENT_AFTER
 from django_rmq_retry.parked.checked import mark
 from django_rmq_retry.parked.may_have_run import handlers_with_once
 from django_rmq_retry.policies.verdict import ACK
@@ -108,10 +109,12 @@ def handled_again(now: datetime, processes: Iterable[ConsumerProcess]) -> tuple[
 def _may_have_had(lost: ConsumerProcess, attempt: Attempt) -> bool:
     """Return True if a lost consumer may have had a message before this attempt.
 
-    What was published after it had ended it never had; one whose end is not known may only miss its database.
+    What was published after it had ended it never had; one whose end is not known may only miss its database. Its end
+    may have been noticed late: it ended soon after its last heartbeat.
     """
     published, ended = attempt.published_at, lost.ended_at
-    after_its_end = published is not None and ended is not None and published > ended + CLOCKS_DIFFER
+    after = ended is not None and max(ended, lost.beat_at + SILENT_AFTER + CLOCKS_DIFFER)
+    after_its_end = bool(published and after and published > after)
     if lost.beat_at >= attempt.started_at or after_its_end or not reads(lost, attempt.queue):
         return False
     return not lost.had_none_of(attempt.queue)

@@ -310,7 +310,8 @@ def in_survey(survey: Survey, limits: Limits, levels: Sequence[Level] = ()) -> I
     yield from _in_silent(survey.silent, now)
     for control in survey.stopped:
         is_read = read is None or control.queue in read
-        yield _stopped(control, now, ready=ready.get(control.queue, 0), read=is_read)
+        begun = survey.begun_there.get(control.queue, "")
+        yield _stopped(control, now, ready=ready.get(control.queue, 0), read=is_read, begun=begun)
     yield from in_halts(survey.halted, now, limits, levels)
     yield from in_blocked(survey.blocked)
     yield from _in_approvals(survey.approvals, now)
@@ -675,7 +676,7 @@ def _waiting(ready: int) -> str:
     return " " + ngettext("%(number)s message waits.", "%(number)s messages wait.", ready) % {"number": number(ready)}
 
 
-def _stopped(control: QueueControl, now: datetime, *, ready: int, read: bool) -> Problem:
+def _stopped(control: QueueControl, now: datetime, *, ready: int, read: bool, begun: str) -> Problem:
     if control.opened:
         lasted = now - control.opened_at if control.opened_at else timedelta()
         because, cause = (f": {text}" if text else "" for text in (control.cause, control.cause.removesuffix(".")))
@@ -684,7 +685,7 @@ def _stopped(control: QueueControl, now: datetime, *, ready: int, read: bool) ->
             "because": because,
             "cause": cause,
             "waiting": _waiting(ready),
-            "probe": state_of(control).next_probe(now.timestamp(), read=read),
+            "probe": " ".join(filter(None, (state_of(control).next_probe(now.timestamp(), read=read), begun))),
         }
         return Problem(code=Code.BREAKER_OPEN, subject=control.queue, since=control.opened_at, values=values)
     by = " " + _("by %(name)s") % {"name": control.by} if control.by else ""
@@ -697,7 +698,12 @@ def _stopped(control: QueueControl, now: datetime, *, ready: int, read: bool) ->
         code=Code.PAUSED_LONG if lasted > PAUSED_TOO_LONG else Code.PAUSED,
         subject=control.queue,
         since=control.since,
-        values={"span": span(lasted), "by": f"{by}{reason}", "ends": ends, "most": span(PAUSED_TOO_LONG)},
+        values={
+            "span": span(lasted),
+            "by": f"{by}{reason}",
+            "ends": " ".join(filter(None, (ends, begun))),
+            "most": span(PAUSED_TOO_LONG),
+        },
     )
 
 

@@ -1,6 +1,6 @@
 """The consuming processes as their heartbeats report them, from starting to vanished."""
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -11,6 +11,7 @@ from typing import Any
 
 from django.db import router
 from django.db.models import Q
+from django.utils.translation import ngettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.attempts.since_then import Later, attempts_with, later
@@ -22,6 +23,7 @@ from django_rmq_retry.models import ConsumerProcess, ParkedMessage, State
 from django_rmq_retry.models.controls import KILLED, SILENT_AFTER, has_vanished
 from django_rmq_retry.parked.checked import mark
 from django_rmq_retry.topology.declarations import work_queue
+from django_rmq_retry.wording import listed, number
 
 LOOP_DEATHS, LOOP_SPAN = 3, timedelta(minutes=30)
 """So many processes that replaced one another and vanished within this time need somebody, although the last lives, for
@@ -126,6 +128,11 @@ class InFlight:
         if known is None or known.state != State.PROCESSED or known.succeeded_at is None or self.since is None:
             return False
         return known.succeeded_at >= self.since
+
+    def waits_since(self, lost: datetime) -> bool:
+        """Return True if nobody has had it since its process was heard of last; without an id that is unknown."""
+        parked = self.record is not None and self.record.parked_at >= lost
+        return bool(self.message_id) and not (self.overtaken or self.processed_since or parked)
 
     @classmethod
     def of(cls, entry: Mapping[str, Any], beat: datetime, now: datetime) -> "InFlight":
@@ -287,6 +294,35 @@ def overtaken(rows: Iterable[ConsumerProcess], now: datetime) -> list[Process]:
     return [_as_told(one) for one in _with_unreported(found) if one.overtaken]
 
 
+def begun_and_waiting(queues: Collection[str], now: datetime) -> dict[str, str]:
+    """Return a sentence for each of these stopped queues on what lost processes had begun of it, and nobody has had
+    since: it waits there, and may have been done.
+
+    One query if there are queues; two more if there are such processes, for what became of their messages.
+    """
+    if not queues:
+        return {}
+    rows = ConsumerProcess.objects.exclude(in_flight=[]).filter(has_vanished(now)).order_by("-beat_at")
+    found, once = defaultdict[str, list[str]](list), handlers_that_repeat_nothing()
+    for process in _with_later([Process.of(row, now, None) for row in rows[:MOST_LISTED_PROCESSES]]):
+        for one in process.in_flight:
+            queue = work_queue(one.queue)
+            if queue in queues and one.handler not in once and one.waits_since(process.row.beat_at):
+                found[queue].append(one.name)
+    return {queue: _begun(sorted(set(names))) for queue, names in found.items()}
+
+
+def _begun(names: Sequence[str]) -> str:
+    text = ngettext(
+        "%(number)s message was in a handler when its consumer was lost, and may have been done: %(names)s. Find that "
+        "out before the queue resumes.",
+        "%(number)s messages were in handlers when their consumers were lost, and may have been done: %(names)s. Find "
+        "that out before the queue resumes.",
+        len(names),
+    )
+    return text % {"number": number(len(names)), "names": listed(names)}
+
+
 def _may_go_on(row: ConsumerProcess, unheard: timedelta) -> bool:
     """Return True if nothing says that a process has ended: one that was told to end, and is gone, was killed."""
     return row.ended_at is None and not row.stopping and unheard <= MAY_GO_ON_FOR
@@ -359,7 +395,7 @@ def _with_later(found: list[Process]) -> list[Process]:
 def _records(named: Collection[str]) -> dict[tuple[str, str], ParkedMessage]:
     """Return the latest record of each message with one of these ids, by its queue and id."""
     rows = ParkedMessage.objects.filter(message_id__in=named).order_by("parked_at", "pk")
-    facts = ("pk", "queue", "message_id", "state", "succeeded_at")
+    facts = ("pk", "queue", "message_id", "state", "parked_at", "succeeded_at")
     return {(row.queue, row.message_id): row for row in rows.only(*facts)[: MOST_LOOKED_UP * 5]}
 
 

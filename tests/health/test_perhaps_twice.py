@@ -13,7 +13,7 @@ from django_rmq_retry.health.begun import all_begun, begun_by
 from django_rmq_retry.health.facts import survey
 from django_rmq_retry.health.problems import Limits, in_survey
 from django_rmq_retry.health.rules import Code, Severity
-from django_rmq_retry.models import Attempt, AttemptName, EarlyRetry, ItemState, RequeueRun
+from django_rmq_retry.models import Attempt, AttemptName, EarlyRetry, ItemState, QueueControl, RequeueRun
 from django_rmq_retry.policies.verdict import ACK
 from django_rmq_retry.testing import isolated_handlers
 from tests.admin import made
@@ -110,7 +110,9 @@ def test_what_a_worker_gave_back_before_it_ended_in_good_order_is_no_finding() -
 
 
 @pytest.mark.parametrize(
-    ("published", "ended", "said"), [(200, 300, False), (280, 300, True), (200, None, True), (None, 300, True)]
+    ("published", "ended", "said"),
+    [(200, 300, False), (225, 228, False), (225, 220, True), (280, 300, True), (200, None, True), (None, 300, True)],
+    ids=["long after", "its end was noticed late", "before it was noticed", "clocks differ", "not known", "no time"],
 )
 def test_what_was_published_after_the_only_lost_worker_had_ended_is_no_finding(
     published: int | None, ended: int | None, *, said: bool
@@ -136,6 +138,35 @@ def test_what_a_pause_gave_back_before_a_worker_died_in_it_is_no_finding(
     handled("9f3c-1", minutes=1)
 
     assert bool(told()) is said
+
+
+BEGUN = "1 message was in a handler when its consumer was lost, and may have been done: PAY-1."
+
+
+@pytest.mark.parametrize("stop", [{"paused": True}, {"opened": True, "opened_at": timezone.now(), "cause": "BankDown"}])
+def test_what_a_killed_worker_had_begun_is_told_before_its_stopped_queue_resumes(admin_user: Any, stop: Any) -> None:
+    """Two payments that were made waited behind the pause, and only a fold on Consumers knew of them."""
+    handler("payments.main", policy=RetryThenPark())(print)
+    QueueControl.objects.create(queue="payments.main", since=timezone.now(), **stop)
+    made.consumer(seconds=60, ended_at=timezone.now() - timedelta(seconds=50), in_flight=[made.in_flight(seconds=3)])
+    page = client_of(admin_user)
+
+    assert BEGUN in Page(page.get(STATUS)).text
+    assert BEGUN in Page(page.get("/admin/rmq_retry/queuecontrol/")).text
+    assert BEGUN in run("rmq_status").out
+
+
+@pytest.mark.parametrize("became", ["handled", "parked", "given to a living one", "of another queue"])
+def test_what_somebody_has_had_since_does_not_wait_in_the_stopped_queue(became: str) -> None:
+    QueueControl.objects.create(queue="payments.main", since=timezone.now(), paused=True)
+    entry = made.in_flight(queue="mail" if became == "of another queue" else "payments.main")
+    made.consumer(seconds=0 if became == "given to a living one" else 60, in_flight=[entry])
+    if became == "handled":
+        made.tried_again("9f3c-7", at=timezone.now() - timedelta(seconds=40), verdict=ACK.name)
+    elif became == "parked":
+        made.message(message_id="9f3c-7", parked_at=timezone.now())
+
+    assert "may have been done" not in run("rmq_status").out
 
 
 @pytest.mark.parametrize(("since", "said"), [(90, True), (30, False)], ids=["it was at it before", "it began later"])
