@@ -841,12 +841,14 @@ def _crash_loop(
     rows = sorted((row for loop in loops for row in loop.dead), key=lambda row: row.beat_at)
     first, last, heirs = rows[0].beat_at, rows[-1].beat_at, [loop.last for loop in loops]
     queues = list(dict.fromkeys(queue for row in reversed(rows) for queue in row.queues))
-    killers = [one for one in suspects if one.parked_at >= first and one.queue in map(work_queue, queues)]
+    read = sorted(set(map(work_queue, queues)))
+    # The next process parks it: what is parked long after that was started has killed others.
+    until = max([last, *(heir.started_at for heir in heirs)]) + LOOP_OVER_AFTER
+    killers = [one for one in suspects if first <= one.parked_at <= until and one.queue in read]
     said = [_("Parked meanwhile because their worker died: %(names)s.") % {"names": listed(map(str, killers))}]
     said = said if killers else []
     said += _in_hand(rows, known=bool(killers))
     held = {work_queue(str(entry["queue"])) for row in rows for entry in row.in_flight if entry.get("queue")}
-    read = sorted(set(map(work_queue, queues)))
     if not killers and held and held < set(read):
         said.append(_("These are of %(queues)s.") % {"queues": listed(sorted(held))})
     unread = [queue for queue in queues if not any(queue in row.queues for row in heard)]

@@ -174,6 +174,8 @@ class Process:
     """The crash loop in which it vanished."""
     red_until: datetime | None = None
     """The time from which a vanished process needs nobody, because others read all its queues."""
+    exists: bool = False
+    """True if it vanished, and still exists: it is frozen, or does not reach the database."""
     unreported: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Messages of its queues that others got since, and that it had not reported: it may have them, too. Their names
     by their queues and ids."""
@@ -256,6 +258,7 @@ class Process:
             unheard=max(now - row.beat_at, timedelta()),
             loop=dead.loop if dead else None,
             red_until=dead.red_until if dead else None,
+            exists=bool(dead and dead.exists),
         )
 
 
@@ -407,6 +410,8 @@ class Dead:
     state: ProcessState
     loop: CrashLoop | None = None
     red_until: datetime | None = None
+    exists: bool = False
+    """True if its end would have been noted."""
 
     @property
     def replaced(self) -> bool:
@@ -435,7 +440,7 @@ def dead_processes(rows: Iterable[ConsumerProcess], now: datetime) -> list[Dead]
             if id(row) in looping:
                 found.append(Dead(row=row, state=ProcessState.VANISHED, loop=looping[id(row)]))
             elif id(row) in frozen:
-                found.append(Dead(row=row, state=ProcessState.VANISHED))
+                found.append(Dead(row=row, state=ProcessState.VANISHED, exists=True))
             elif row is not line[-1] or row.replaced:
                 found.append(Dead(row=row, state=ProcessState.REPLACED))
             else:

@@ -551,7 +551,7 @@ def test_a_crash_loop_names_what_it_has_parked_and_leads_to_its_group(page: Clie
         born = beat + timedelta(seconds=9)
         beat = made.consumer(host=host, started_at=born, beat_at=born + timedelta(minutes=5)).beat_at
     group = made.group(title="worker_stopped", reason="worker_stopped")
-    made.message(group, business_key="KILLER", parked_at=timezone.now())
+    made.message(group, business_key="KILLER", parked_at=beat + timedelta(seconds=30))
     live = Page(page.get(NOW))
 
     assert "Parked meanwhile because their worker died: KILLER." in live.text

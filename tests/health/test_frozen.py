@@ -223,13 +223,18 @@ def test_others_that_vanished_are_a_finding_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("machine", "codes"), [("boot/1", [Code.VANISHED]), ("boot/2", [])], ids=["this", "another"])
-def test_one_that_still_exists_is_never_replaced(machine: str, codes: list[Code]) -> None:
+def test_one_that_still_exists_is_never_replaced(admin_user: Any, machine: str, codes: list[Code]) -> None:
     """What it had begun after its last heartbeat nobody knew, so it was grey: woken, it paid four again."""
     gone = frozen(keys=(), place="boot/1/7")
     heir(gone, "PAY-1")
     ConsumerProcess.objects.exclude(pk=gone.pk).update(place=f"{machine}/8")
 
+    shown = Page(client_of(admin_user).get(CONSUMERS)).text
+
     assert [one.code for one in told()] == codes
+    # Two consumers that read its queues stood below "No other consumer reads all its queues".
+    assert ("It still exists: it is frozen, or does not reach the database" in shown) is bool(codes)
+    assert "No other consumer reads all its queues" not in shown
 
 
 def test_one_that_still_exists_is_no_part_of_a_crash_loop_of_others() -> None:

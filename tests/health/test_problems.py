@@ -733,6 +733,14 @@ def test_messages_that_are_parked_since_a_loop_began_are_named_before_what_was_i
     assert found.values["group_of_killer"] == "7"
 
 
+def test_what_is_parked_long_after_a_loop_is_not_said_to_have_caused_it() -> None:
+    """Consumers that had been killed by hand became "Consumers of mail.send die again and again" minutes later."""
+    rows = line((90, 13), (12.9, 12), (11.9, 11), last=10.9)
+    suspects = [ParkedMessage(business_key="LATER", queue="a", parked_at=ago(minutes=1), group_id=7)]
+
+    assert "LATER" not in " ".join(one.text + one.why for one in in_processes(rows, NOW, suspects=suspects))
+
+
 def test_a_loop_that_is_over_stays_so_while_the_broker_is_away() -> None:
     """It turned red again although nobody died: the process with which it was over had lost its connection."""
     rows = line((90, 25), (24, 20), (19, 15), last=14)
