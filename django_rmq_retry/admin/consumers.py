@@ -323,7 +323,7 @@ def problems_of(known: Sequence[Process]) -> list[tuple[Problem, str]]:
     """
     now, rows = database_clock.reckoned(records_alias()), [one.row for one in known]
     last = last_signs(rows, now)
-    seen = broker_look.glimpse() if last else None
+    seen = broker_look.look() if last else None
     # If none is alive, the broker knows which queues stand still.
     queues = Queues(levels=(seen.last or seen).levels if seen else ())
     found = merged(list(in_processes(rows, now, [one for one in known if one.overtaken])), queues, last)

@@ -32,8 +32,14 @@ from django_rmq_retry.health.condition import (
     waiting_messages,
 )
 from django_rmq_retry.health.facts import behind_keys, parked_in
-from django_rmq_retry.health.problems import Judged, Limits, Queues, excused, in_halts
-from django_rmq_retry.health.processes import begun_and_waiting, late_handlers_now, queues_read_now, readers_now
+from django_rmq_retry.health.problems import Judged, Limits, Queues, excused, in_halts, without_need
+from django_rmq_retry.health.processes import (
+    begun_and_waiting,
+    late_handlers_now,
+    queues_read_now,
+    read_since_now,
+    readers_now,
+)
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.markup import NOTHING
 from django_rmq_retry.models import ApprovalRequest, GatedAct, QueueControl
@@ -261,7 +267,8 @@ class QueueControlAdmin(Pages):
         broker_look.remember(declared.rows())
         seen = broker_look.look()
         known = seen.last or seen
-        queues = Queues(levels=known.levels, excused=excused(states, now), late=late_handlers_now())
+        without = without_need(known.levels, states, now, partial(read_since_now, known.at))
+        queues = Queues(levels=known.levels, excused=without, late=late_handlers_now())
         judged = {one.level.queue: one for one in queues.judged()}
         current, at = not (seen.unreachable or seen.late), datetime.fromtimestamp(now, UTC)
         # Without one in a waiting queue, nobody has to know which are retries.

@@ -38,9 +38,6 @@ from django_rmq_retry.models import LiveStatus, ParkedMessage, State
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.wording import number
 
-OLD_LOOK = timedelta(seconds=5)
-"""The age from which a look at the queues is older than what the index says beside it of the database."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ButtonTarget:
@@ -260,16 +257,15 @@ class LiveStatusAdmin(Pages):
         return text % {"counter": number(count)} if count else ""
 
     def summary(self, request: HttpRequest) -> dict[str, Any]:
-        """Return what the index of the app says: the same findings, by the last look at the broker."""
+        """Return what the index of the app says: the same findings, by the same look at the broker."""
         known = survey(page=True)
         broker_look.remember(known.declared)
-        seen, parked = broker_look.glimpse(), known.parked.count
+        seen, parked = broker_look.look(), known.parked.count
         health = _health(known, seen)
         return {
             "status": self.address("livestatus_changelist"),
             "look": seen,
             "asked_at": known.at,
-            "earlier": known.at - seen.at > OLD_LOOK,
             "shown": seen.last or seen,
             "current": not (seen.unreachable or seen.late),
             **self._needs(health, request),
@@ -301,7 +297,8 @@ def _health(known: Survey, seen: broker_look.Look) -> Health:
     """Judge the queues as the broker told of them last: a problem of one does not end with the broker's answers."""
     shown = seen.last or seen
     earlier = bool(seen.unreachable or seen.late) and bool(shown.levels)
-    return Health(survey=known, gauged=shown.gauged, as_of=shown.at if earlier else None, away=seen.away)
+    as_of = shown.at if earlier else None
+    return Health(survey=known, gauged=shown.gauged, looked_at=shown.at, as_of=as_of, away=seen.away)
 
 
 def _unknown_figures(shown: broker_look.Look, request: HttpRequest) -> object:

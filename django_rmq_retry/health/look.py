@@ -22,7 +22,6 @@ from django_rmq_retry.health.problems import (
     Limits,
     Queues,
     as_felt,
-    excused,
     in_plan,
     in_retries,
     in_survey,
@@ -30,8 +29,9 @@ from django_rmq_retry.health.problems import (
     too_many_parked,
     unreachable,
     unusable,
+    without_need,
 )
-from django_rmq_retry.health.processes import late_handlers, lost_since, unreplaced
+from django_rmq_retry.health.processes import late_handlers, lost_since, read_since, unreplaced
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import QueueControl, RunWait
 from django_rmq_retry.models.boxes import PendingRows
@@ -64,8 +64,10 @@ class Health:
     """None if the database is not used, or if it could not be queried and ``trouble`` has the reason."""
     trouble: str = ""
     gauged: Gauged = NO_QUEUES
+    looked_at: datetime | None = None
+    """The time at which the broker told this of its queues, if that may be older than the survey."""
     as_of: datetime | None = None
-    """The time at which the broker told this of its queues, if it does not answer now."""
+    """The same, if the broker does not answer now."""
     broker: BrokerFacts | None = None
     """None if the broker was not asked here, or if it did not answer and ``away`` has the reason."""
     away: Problem | None = None
@@ -79,20 +81,23 @@ class Health:
 
     @cached_property
     def queues(self) -> Queues:
-        """The queues, of which those that an operator or a breaker has stopped need no consumer."""
+        """The queues, of which those need no consumer that an operator or a breaker has stopped, or that have one."""
         stopped = self.survey.stopped if self.survey else ()
         now = self.survey.at.timestamp() if self.survey else 0.0
-        without = excused(map(state_of, stopped), now)
+        levels, states = self.gauged.levels, map(state_of, stopped)
         late = late_handlers(self.survey.processes, self.survey.at) if self.survey else {}
         return Queues(
-            levels=self.gauged.levels,
-            excused=without,
+            levels=levels,
+            excused=without_need(levels, states, now, self._read_since),
             limits=self.limits,
             vhost=self.gauged.vhost,
             late=late,
             parked=self.survey.parked_in if self.survey else {},
             stops_known=not self.trouble,
         )
+
+    def _read_since(self) -> frozenset[str]:
+        return read_since(self.survey.processes, self.survey.at, self.looked_at) if self.survey else frozenset()
 
     @cached_property
     def judged(self) -> tuple[Judged, ...]:

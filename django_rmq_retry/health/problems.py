@@ -105,6 +105,16 @@ def excused(states: Iterable[QueueState], now: float) -> frozenset[str]:
     )
 
 
+def without_need(
+    levels: Iterable[Level], states: Iterable[QueueState], now: float, read: Callable[[], frozenset[str]]
+) -> frozenset[str]:
+    """Return the same, and those that ``read`` knows to have a consumer, of which the broker has not told yet."""
+    known = list(states)
+    unread = {one.queue for one in levels if one.role is Role.WORK and one.consumers == 0}
+    unread -= {one.queue for one in known if one.state(now) is not Flow.FLOWING}
+    return excused(known, now) | (unread & read() if unread else frozenset())
+
+
 def blind(gauged: Gauged) -> object:
     """Return why unacked messages and rates are unknown, in the reader's language; empty if they are known."""
     return gauged.api_error or ("" if gauged.api_set else NO_API)

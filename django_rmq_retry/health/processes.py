@@ -640,6 +640,23 @@ def queues_read_now() -> frozenset[str] | None:
     return queues_read(ConsumerProcess.objects.using(alias).living(now).defer("in_flight"), now)
 
 
+def read_since(rows: Iterable[ConsumerProcess], now: datetime, looked_at: datetime | None) -> frozenset[str]:
+    """Return the queues that have a consumer although a look at the broker, of this time or of now, saw none.
+
+    A process was heard of since the look, or is about to take a queue again that was stopped a moment ago.
+    """
+    heard = [row for row in rows if row.connected and row.living(now) and not row.silent(now)]
+    since = (row.queues for row in heard if looked_at and row.beat_at > looked_at)
+    return frozenset(queue for queues in (*since, *(row.let_go or () for row in heard)) for queue in queues)
+
+
+def read_since_now(looked_at: datetime) -> frozenset[str]:
+    """Return the same by one query."""
+    alias = router.db_for_read(ConsumerProcess)
+    now = database_clock.reckoned(alias)
+    return read_since(ConsumerProcess.objects.using(alias).living(now).defer("in_flight"), now, looked_at)
+
+
 def readers(rows: Iterable[ConsumerProcess], now: datetime) -> Counter[str]:
     """Return how many processes that reach the broker read each queue."""
     return Counter(queue for row in rows if row.living(now) and row.connected for queue in row.queues)

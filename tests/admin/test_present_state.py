@@ -295,16 +295,59 @@ def test_the_card_of_a_group_tells_of_no_burst_that_was_worked_off(page: Client)
     assert (card.growing, card.lull) == ("", "no new failure for 2 min")
 
 
-def test_the_index_says_how_old_its_look_at_the_queues_is_and_findings_are_of_now(
+def test_the_index_tells_of_consumers_by_the_look_of_live_status(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its look was up to a minute old: it said nothing of consumers that were dead, and "no consumer" of new ones."""
+    counts = {"consumers": 2}
+
+    def asked(_known: object) -> broker_look.Look:
+        level = Level(queue="payments.main", role=Role.WORK, ready=6, consumers=counts["consumers"])
+        return broker_look.Look(at=timezone.now(), gauged=Gauged(levels=(level,), api_set=True))
+
+    monkeypatch.setattr(broker_look, "_ask_broker", asked)
+    monkeypatch.setattr(broker_look, "PAGE_PATIENCE_SECONDS", 10.0)
+    monkeypatch.setattr(broker_look, "FRESH_LOOK_SECONDS", 0.0)
+    told = []
+    for counts["consumers"] in (2, 0, 2):
+        pages = [Page(page.get(address)).text for address in (ADMIN, "/admin/", f"{ADMIN}livestatus/")]
+        told.append(["no consumer" in text.lower() for text in pages])
+        assert all(re.search(rf"checked {CLOCK}", text) for text in pages)
+
+    assert told == [[False] * 3, [True] * 3, [False] * 3]
+
+
+def test_an_index_waits_less_than_a_second_for_a_broker_that_hangs(
     page: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ "3 things need you, checked 52 s ago" stood above a breaker that had been open for 33 s."""
-    made.message(parked_at=timezone.now() - timedelta(seconds=33))
-    for old, told in ((52, rf"checked {CLOCK} · queues as of 5\d s ago !"), (2, rf"checked {CLOCK} !")):
-        seen = broker_look.Look(at=timezone.now() - timedelta(seconds=old))
-        monkeypatch.setattr(broker_look, "glimpse", lambda seen=seen: seen)
-        for index in (ADMIN, "/admin/"):
-            assert re.search(told, Page(page.get(index)).text), index
+    answered = Event()
+
+    def hangs(_known: object) -> broker_look.Look:
+        answered.wait(10)
+        return broker_look.Look(at=timezone.now())
+
+    monkeypatch.setattr(broker_look, "_ask_broker", hangs)
+    monkeypatch.setattr(broker_look, "PAGE_PATIENCE_SECONDS", 0.01)
+    text = Page(page.get(ADMIN)).text
+    hung = not answered.is_set()
+    answered.set()
+
+    assert hung
+    assert "The broker has not answered yet" in text
+
+
+def test_a_consumer_that_was_heard_of_since_is_not_missed_by_an_older_look(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ "No consumer reads this queue" stood there in red for 23 s after a pause, and it was true at no time."""
+    made.consumer()
+    level = Level(queue="payments.main", role=Role.WORK, ready=6, consumers=0)
+    gauged = Gauged(levels=(level,), api_set=True)
+    told = []
+    for seconds in (28, -1):
+        seen = broker_look.Look(at=timezone.now() - timedelta(seconds=seconds), late=True, gauged=gauged)
+        monkeypatch.setattr(broker_look, "look", lambda seen=seen: seen)
+        told += ["no consumer" in Page(page.get(address)).text for address in (ADMIN, f"{ADMIN}livestatus/")]
+
+    assert told == [False, False, True, True]
 
 
 def test_the_card_the_alarm_and_error_groups_count_the_same_groups(page: Client) -> None:

@@ -73,8 +73,8 @@ def level(name: str = "q", role: Role = Role.WORK, *, ready: int = 0, consumers:
     return Level(queue=name, role=role, ready=ready, consumers=consumers, **facts)
 
 
-def needs(survey: Survey, levels: Iterable[Level]) -> tuple[Problem, ...]:
-    return Health(survey=survey, gauged=Gauged(levels=tuple(levels), api_set=True)).needs
+def needs(survey: Survey, levels: Iterable[Level], **facts: Any) -> tuple[Problem, ...]:
+    return Health(survey=survey, gauged=Gauged(levels=tuple(levels), api_set=True), **facts).needs
 
 
 def codes(problems: Iterable[Problem]) -> list[str]:
@@ -210,6 +210,32 @@ def test_only_pauses_and_breakers_that_are_probed_in_time_excuse_missing_consume
     state = state_of(QueueControl(queue="q", opened_at=NOW, since=NOW, **fields))
 
     assert excused([state], NOW.timestamp()) == ({"q"} if is_excused else frozenset())
+
+
+@pytest.mark.parametrize(
+    ("looked_at", "fields", "stops", "told"),
+    [
+        (None, {}, {}, True),  # Killed a moment ago: the broker knows it first.
+        (ago(seconds=20), {}, {}, False),
+        (ago(seconds=1), {}, {}, True),
+        (ago(seconds=20), {"connected": False}, {}, True),
+        (ago(seconds=20), {"stopping": True}, {}, True),
+        (ago(seconds=20), {"queues": ["r"]}, {}, True),
+        (ago(seconds=20), {"beat_at": ago(seconds=9)}, {}, True),
+        (None, {"let_go": ["q"]}, {}, False),  # It was paused a moment ago.
+        (None, {"let_go": ["r"]}, {}, True),
+        (None, {"let_go": ["q"]}, {"opened": True, "probe_at": ago(seconds=90)}, True),
+    ],
+)
+def test_a_queue_that_is_read_by_newer_facts_than_the_brokers_is_not_missed(
+    looked_at: Any, fields: dict[str, Any], stops: dict[str, Any], told: bool
+) -> None:
+    row = process(1, 4, **{"queues": ["q"], **fields})
+    stopped = (QueueControl(queue="q", opened_at=NOW, **stops),) if stops else ()
+    found = needs(surveyed(processes=(row,), stopped=stopped), [level(ready=1)], looked_at=looked_at)
+    missed = (Code.NO_CONSUMER, Code.ALL_UNREAD, Code.ALL_DISCONNECTED)
+
+    assert any(one.code in missed for one in found) is told
 
 
 def surveyed(**facts: Any) -> Survey:
