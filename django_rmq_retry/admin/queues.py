@@ -36,7 +36,7 @@ from django_rmq_retry.health.problems import Judged, Limits, Queues, excused, in
 from django_rmq_retry.health.processes import (
     begun_and_waiting,
     late_handlers_now,
-    queues_read_now,
+    read_if_open,
     read_since_now,
     readers_now,
 )
@@ -87,11 +87,6 @@ def single_active(levels: Iterable[Level]) -> bool:
     return any(one.arguments.get("x-single-active-consumer") is True for one in levels)
 
 
-def read_if_open(states: Iterable[QueueState]) -> frozenset[str] | None:
-    """Return the queues that living consumers read, by one query; without an open breaker nobody has to know."""
-    return queues_read_now() if any(one.circuit.opened for one in states) else None
-
-
 def closing_asked_for(states: Iterable[QueueState]) -> dict[str, ApprovalRequest]:
     """Return the open requests to close a breaker by their queues, by one query if a breaker is open."""
     stopped = [one.queue for one in states if one.circuit.opened]
@@ -130,13 +125,6 @@ class StoppedQueues:
         """Read which of these queues are stopped, by one query."""
         now = table.now()
         states = table.stopped(queues, now)
-        return cls.of_states(states, now, read_if_open(states))
-
-    @classmethod
-    def known(cls) -> "StoppedQueues":
-        """Read all queues that are stopped, mostly none, by one query."""
-        now = table.now()
-        states = table.all_stopped(now)
         return cls.of_states(states, now, read_if_open(states))
 
     @classmethod

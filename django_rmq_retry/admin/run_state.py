@@ -12,7 +12,7 @@ from django.utils.translation import ngettext
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin.broker_look import Look
 from django_rmq_retry.health.processes import lost_since_now
-from django_rmq_retry.markup import MIXED, badge, counted
+from django_rmq_retry.markup import MIXED, badge, counted, visible
 from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import SENT_LATELY
 from django_rmq_retry.parked.database import records_alias
@@ -126,18 +126,21 @@ def _in_words(state: ItemState, count: int, run: RequeueRun, *, over: bool) -> S
     return mark_safe(counted(texts[state], counter=count))  # noqa: S308 - translations are ours
 
 
-def run_badge(run: RequeueRun, *, unreachable: bool = False) -> SafeString:
+def run_badge(run: RequeueRun, *, unreachable: bool = False, held: str = "") -> SafeString:
     """Return the badge for the state or outcome of a requeue run."""
-    return badge(*run_outcome(run, unreachable=unreachable))
+    return badge(*run_outcome(run, unreachable=unreachable, held=held))
 
 
-def run_outcome(run: RequeueRun, *, unreachable: bool = False) -> tuple[str, str]:
-    """Return the badge's name and text: a finished requeue run shows its outcomes, a sending one needs a broker."""
+def run_outcome(run: RequeueRun, *, unreachable: bool = False, held: str = "") -> tuple[str, str]:
+    """Return the badge's name and text: a finished requeue run shows its outcomes, a sending one needs a broker.
+
+    One that waits shows which stopped queue it waits for; ``held`` has these words.
+    """
     if run.state == RunState.RUNNING:
-        return _sending(run, unreachable=unreachable)
+        return _sending(run, unreachable=unreachable, held=held)
     if run.state != RunState.FINISHED:
         guarded = run.state == RunState.PAUSED and run.wait == RunWait.GUARD
-        return run.state, _("Paused by its guard") if guarded else run.get_state_display()
+        return run.state, _because(_("Paused by its guard") if guarded else run.get_state_display(), held)
     failed = ngettext("%(count)d failed again", "%(count)d failed again", run.failed)
     unsure = ngettext("%(count)d not confirmed", "%(count)d not confirmed", run.unconfirmed)
     known = [counted(text, count=count) for text, count in ((failed, run.failed), (unsure, run.unconfirmed)) if count]
@@ -153,12 +156,16 @@ def run_outcome(run: RequeueRun, *, unreachable: bool = False) -> tuple[str, str
     return done if run.sent else (ItemState.SKIPPED, _("Nothing was sent"))
 
 
-def _sending(run: RequeueRun, *, unreachable: bool) -> tuple[str, str]:
+def _because(text: str, held: str) -> str:
+    return f"{text} · {visible(held)}" if held else text
+
+
+def _sending(run: RequeueRun, *, unreachable: bool, held: str) -> tuple[str, str]:
     now = database_clock.reckoned(records_alias())
     if not unreachable and run.is_silent(now):
         return RunState.PAUSED, _("Standing still")
     if unreachable or run.wait == RunWait.BROKER_AWAY:
         return RunState.PLANNED, _("Waiting for the broker")
     if run.idle_since(now) or run.wait not in ("", RunWait.QUEUE_DEEP):
-        return RunState.PLANNED, _("Sends nothing now")
+        return RunState.PLANNED, _because(_("Sends nothing now"), held)
     return run.state, run.get_state_display()

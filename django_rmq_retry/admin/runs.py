@@ -41,11 +41,13 @@ from django_rmq_retry.admin.queues import StoppedBadge, StoppedQueues
 from django_rmq_retry.admin.run_outcomes import MOST_ITEMS, Since
 from django_rmq_retry.admin.run_state import parts, run_badge, run_outcome, sum_of, waits_for_broker
 from django_rmq_retry.admin.timeline import CHANGED, activity
+from django_rmq_retry.breakers import table
+from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.health.doubts import awaits_end_of_doubts, checks_of_runs, may_end
 from django_rmq_retry.health.facts import by_dead_workers, lost_a_consumer
 from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR
 from django_rmq_retry.health.problems import in_processes
-from django_rmq_retry.health.processes import any_alive
+from django_rmq_retry.health.processes import any_alive, read_if_open
 from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.markup import NOTHING, counted, time_minute, time_span, visible, wrapping
 from django_rmq_retry.models import (
@@ -69,6 +71,7 @@ from django_rmq_retry.parked.checked import checked, mark_of_run
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.elsewhere import places_of
 from django_rmq_retry.parked.found import Room
+from django_rmq_retry.parked.held_up import held_up, in_few_words, stands
 from django_rmq_retry.parked.items import MOST_UNSENT_COUNTED, unsent_of_stopped, waiting_in
 from django_rmq_retry.parked.key_lists import keys_of, unmatched
 from django_rmq_retry.parked.lease import DRIVEN
@@ -148,9 +151,10 @@ class RequeueRunAdmin(Pages):
         shown.result_list = list(shown.result_list)
         causes, not_sent = causes_of(shown.result_list), _not_sent(shown.result_list)
         checks = checks_of_runs(shown.result_list)
+        held = held_up(filter(stands, shown.result_list))
         for run in shown.result_list:
             run.what, run.not_sent = _what(run, causes[run.pk]), not_sent.get(run.pk, 0)
-            run.check = checks.get(run.pk)
+            run.check, run.held = checks.get(run.pk), in_few_words(held.get(run.pk, ()))
         return shown
 
     def row_page(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -196,7 +200,8 @@ class RequeueRunAdmin(Pages):
         parked_again, doubtful = failures.parked + early.parked, failures.doubtful + early.doubtful
         if not_sent:
             shown_at[ItemState.PENDING] = shown_at[ItemState.SKIPPED]
-        stopped = () if over else _stopped_queues(run)
+        stopped = [] if over else held_up([run]).get(run.pk, [])
+        held = in_few_words(stopped) if stands(run) else ""
         return self.page(
             request,
             "requeuerun/run.html",
@@ -219,13 +224,13 @@ class RequeueRunAdmin(Pages):
             decided=_decided(run),
             look=seen,
             others_send=run.active and bool(seen.unreachable) and not away,
-            badge=run_badge(run, unreachable=away),
-            state=run_outcome(run, unreachable=away)[1],
+            badge=run_badge(run, unreachable=away, held=held),
+            state=run_outcome(run, unreachable=away, held=held)[1],
             first=_first_processed(run),
             follow=driven and not silent and run.unsent > 0,
-            stopped=stopped,
-            trouble=_trouble(run, now),
-            too_late=_too_late(run),
+            stopped=_badges(stopped),
+            trouble=_trouble(run, now, {one.queue for one in stopped}),
+            too_late=_too_late(run, stopped),
             guard_pauses=[_guard_pause(one) for one in run.guard_pauses or []],
             pace=None if pace is None else decimal(round(pace, 2), 2 if pace < 1 else 1),
             left=None if away or unattended or run.awaits_canary or stopped else seconds_left(run),
@@ -359,9 +364,9 @@ def _chosen(run: RequeueRun, *, told: Collection[str]) -> str:
     return labels.selection_text(selection, "" if run.causes else run.description, causes=not run.causes)
 
 
-def badge_of(run: RequeueRun, seen: broker_look.Look | None = None) -> SafeString:
+def badge_of(run: RequeueRun, seen: broker_look.Look | None = None, *, held: str = "") -> SafeString:
     """Return the badge of a run, with what this process knows of the broker."""
-    return run_badge(run, unreachable=waits_for_broker(run, seen or broker_look.glimpse()))
+    return run_badge(run, unreachable=waits_for_broker(run, seen or broker_look.glimpse()), held=held)
 
 
 def _first_processed(run: RequeueRun) -> RequeueItem | EarlyRetry | None:
@@ -380,21 +385,9 @@ def _first_processed(run: RequeueRun) -> RequeueItem | EarlyRetry | None:
     return min(ended, key=lambda one: one.ended_at, default=None)
 
 
-def _stopped_queues(run: RequeueRun) -> list[tuple[str, StoppedBadge]]:
-    """Return the stopped queues in which what was sent waits, or that hold it back, each with its badge.
-
-    Mostly no queue is stopped, and then the messages are not read.
-    """
-    states = [ItemState.SENT] if run.tally[ItemState.SENT] else []
-    states += [ItemState.PENDING] if _waits_for_queue(run) else []
-    if not states:
-        return []
-    one = run.retries_of or run.target
-    badges = StoppedQueues.among([one]).badges if one else StoppedQueues.known().badges
-    if badges and not one:
-        queues = {queue for state in states for queue in waiting_in(run, state)}
-        badges = {queue: badge for queue, badge in badges.items() if queue in queues}
-    return sorted(badges.items())
+def _badges(stopped: Sequence[QueueState]) -> list[tuple[str, StoppedBadge]]:
+    """Return the stopped queues for which a run waits, each with its badge."""
+    return sorted(StoppedQueues.of_states(stopped, table.now(), read_if_open(stopped)).badges.items())
 
 
 def _waits_for_queue(run: RequeueRun) -> bool:
@@ -414,16 +407,18 @@ def _deep_queues(run: RequeueRun, seen: broker_look.Look) -> str:
     return " ".join(filter(None, (run.idle_text, *texts))) if texts else ""
 
 
-def _too_late(run: RequeueRun) -> list[str]:
+def _too_late(run: RequeueRun, stopped: Sequence[QueueState]) -> list[str]:
     """Return the queues in which messages wait that the guard would not have sent: it counts outcomes, which come late.
 
     Only a pause of the queue keeps them from being tried.
     """
     late = run.state == RunState.WAITING and run.guard_exceeded and run.tally[ItemState.SENT]
-    return waiting_in(run) if late else []
+    at = table.now() if stopped else 0
+    paused = {one.queue for one in stopped if one.is_paused(at)}
+    return [queue for queue in waiting_in(run) if queue not in paused] if late else []
 
 
-def _trouble(run: RequeueRun, now: datetime) -> list[Problem]:
+def _trouble(run: RequeueRun, now: datetime, stopped: Collection[str]) -> list[Problem]:
     """Return what is wrong with the consumers of the queues in which messages of an active run wait for an outcome."""
     if run.state not in DRIVEN or not run.tally[ItemState.SENT]:
         return []
@@ -433,19 +428,23 @@ def _trouble(run: RequeueRun, now: datetime) -> list[Problem]:
     queues = set(waiting_in(run))
     # A message of another queue may kill the consumers of this one, so a crash loop is told whole.
     whole = [one for one in _troubles(rows, now, by_dead_workers()) if one.code in LOOPS]
-    loops = [_loop_for(queues, one) for one in whole if queues & _named(one, "read")]
+    loops = [_loop_for(queues, one, stopped) for one in whole if queues & _named(one, "read")]
     mine = [_narrowed(row, queues) for row in rows if not queues.isdisjoint(map(work_queue, row.queues))]
     return [*filter(None, loops), *(one for one in _troubles(mine, now) if one.code not in LOOPS)]
 
 
-def _loop_for(queues: set[str], loop: Problem) -> Problem | None:
-    """Return a crash loop as it concerns these queues; None if messages of others caused it, and it is over."""
+def _loop_for(queues: set[str], loop: Problem, stopped: Collection[str]) -> Problem | None:
+    """Return a crash loop as it concerns these queues; None if messages of others caused it, and nothing waits for it.
+
+    It is over, or these queues are stopped.
+    """
     source = _named(loop, "source")
     if not source or queues & source:
         return loop
-    if loop.code is Code.CRASH_LOOP_OVER:
+    held = queues.intersection(_named(loop, "read")).difference(stopped)
+    if loop.code is Code.CRASH_LOOP_OVER or not held:
         return None
-    text = _("They also read %(queues)s.") % {"queues": listed(sorted(queues & _named(loop, "read")))}
+    text = _("They also read %(queues)s.") % {"queues": listed(sorted(held))}
     return replace(loop, values={**loop.values, "details": f"{loop.values['details']} {text}"})
 
 
@@ -552,11 +551,12 @@ def _with_spans(times: Sequence[tuple[datetime, datetime]]) -> list[tuple[dateti
     return [(begun, ended, (ended - begun).total_seconds()) for begun, ended in times]
 
 
-def _state(run: RequeueRun) -> SafeString:
+def _state(run: Any) -> SafeString:
     """Return the badge of a run, and why it stands: the reason of its start does not tell that."""
     if run.state not in (RunState.RUNNING, RunState.PAUSED, RunState.STOPPED) or not run.explanation:
-        return badge_of(run)
-    return format_html('{} <span class="rmq-quiet rmq-stood">{}</span>', badge_of(run), cut_line(run.explanation))
+        return badge_of(run, held=run.held)
+    shown = badge_of(run, held=run.held)
+    return format_html('{} <span class="rmq-quiet rmq-stood">{}</span>', shown, cut_line(run.explanation))
 
 
 def _ended(run: RequeueRun) -> SafeString | str:

@@ -36,6 +36,7 @@ from django_rmq_retry.health.rules import ActingPage, Code, Problem, Severity
 from django_rmq_retry.markup import visible
 from django_rmq_retry.models import LiveStatus, ParkedMessage, State
 from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.parked.held_up import held_up, in_few_words, stands
 from django_rmq_retry.wording import number
 
 
@@ -217,6 +218,8 @@ class LiveStatusAdmin(Pages):
             current=current,
         )
         busy, fine = [row for row in rows if not row.is_fine], [row for row in rows if row.is_fine]
+        runs = known.runs[:-6:-1]
+        held = held_up(filter(stands, runs), states)
         return self.page(
             request,
             "livestatus/status.html",
@@ -237,7 +240,7 @@ class LiveStatusAdmin(Pages):
             declared=bool(registry.registrations()),
             checks=checked_lately(known.checked, known.at),
             sees_audit=not refusal(request, "view_audit"),
-            runs=[(run, badge_of(run, seen), sum_of(run)) for run in known.runs[:-6:-1]],
+            runs=[(run, badge_of(run, seen, held=in_few_words(held.get(run.pk, ()))), sum_of(run)) for run in runs],
             **activity(request, most=5),
         )
 

@@ -15,6 +15,7 @@ from django.utils.translation import ngettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.attempts.since_then import Later, attempts_with, later
+from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health.begun import time_in
 from django_rmq_retry.health.handled_again import delivered_again, handlers_that_repeat_nothing, reads
@@ -638,6 +639,11 @@ def queues_read_now() -> frozenset[str] | None:
     alias = router.db_for_read(ConsumerProcess)
     now = database_clock.reckoned(alias)
     return queues_read(ConsumerProcess.objects.using(alias).living(now).defer("in_flight"), now)
+
+
+def read_if_open(states: Iterable[QueueState]) -> frozenset[str] | None:
+    """Return the same; without an open breaker nobody has to know."""
+    return queues_read_now() if any(one.circuit.opened for one in states) else None
 
 
 def read_since(rows: Iterable[ConsumerProcess], now: datetime, looked_at: datetime | None) -> frozenset[str]:

@@ -14,8 +14,11 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.breakers import table
+from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.health.doubts import checks_of_runs
+from django_rmq_retry.health.problems import excused
+from django_rmq_retry.health.processes import read_if_open
 from django_rmq_retry.management.accounts import actor_of, add_user
 from django_rmq_retry.management.arguments import add_limit
 from django_rmq_retry.management.command import Options, RmqCommand, add_yes
@@ -47,6 +50,7 @@ from django_rmq_retry.parked.findings import (
     lacks_reason_for_risk,
     report,
 )
+from django_rmq_retry.parked.held_up import held_up, in_few_words, stands
 from django_rmq_retry.parked.items import waiting_in
 from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
@@ -220,7 +224,8 @@ def show_runs(command: RmqCommand, options: Options) -> Exit:
     rows = RequeueRun.objects.order_by("-pk")
     runs = list((rows.filter(state__in=ACTIVE) if options["active"] else rows)[: options["limit"]])
     if options["json"]:
-        command.document("parked_requeue_runs/1", items=[run_data(run) for run in runs])
+        held = held_up(runs)
+        command.document("parked_requeue_runs/1", items=[run_data(run, held.get(run.pk, ())) for run in runs])
     elif runs:
         terminal = command.stdout.isatty()
         head = ["RUN", "STATE", "STARTED", "BY", "TOTAL", "SENT", "PROCESSED", "FAILED AGAIN", "LEFT OUT"]
@@ -234,12 +239,14 @@ def show_runs(command: RmqCommand, options: Options) -> Exit:
             for run, at in zip(runs, started, strict=True)
         ]
         command.table([(*head, "REASON"), *cells], cut=True)
+        for number, stopped in held_up(filter(stands, runs)).items():
+            command.say(f"Requeue run {number} waits: {in_few_words(stopped)}.")
     else:
         command.say("There are no requeue runs.")
     return Exit.DONE if runs else Exit.NOTHING
 
 
-def run_data(run: RequeueRun) -> Mapping[str, object]:
+def run_data(run: RequeueRun, stopped: Sequence[QueueState]) -> Mapping[str, object]:
     names = (
         "state",
         "wait",
@@ -258,7 +265,8 @@ def run_data(run: RequeueRun) -> Mapping[str, object]:
     outcomes = ("total", "sent", "processed", "failed", "skipped", "unconfirmed", "excluded")
     counts = (*outcomes, "edited", "handled_twice", "perhaps_twice")
     times = {name: utc(getattr(run, name)) for name in ("created_at", "started_at", "sent_at", "finished_at")}
-    return {"id": run.pk, **{name: getattr(run, name) for name in (*names, *counts)}, **times}
+    facts = {name: getattr(run, name) for name in (*names, *counts)}
+    return {"id": run.pk, **facts, **times, "stopped_queues": [one.queue for one in stopped]}
 
 
 def _preview(
@@ -368,11 +376,12 @@ def _check_broker(options: Options, queues: Sequence[str]) -> list[str]:
 
 
 def say_unread(command: RmqCommand, queues: Sequence[str]) -> None:
+    """Tell which of these queues without a consumer need one; one that is stopped does not, and is told as such."""
+    now = table.now()
+    without = excused(table.stopped(queues, now), now) if queues else ()
     for queue in queues:
-        command.say(
-            f"No consumer reads {queue!r}, so messages to it wait. Start manage.py rmq_consume, or see manage.py "
-            "rmq_queue list for a pause."
-        )
+        if queue not in without:
+            command.say(f"No consumer reads {queue!r}, so messages to it wait. Start manage.py rmq_consume.")
 
 
 def follow(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
@@ -393,12 +402,14 @@ def follow(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
 
 
 def report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exit) -> Exit:
+    stopped = held_up([run]).get(run.pk, [])
     if options["json"]:
-        command.document("parked_requeue_run/1", run=run_data(run))
+        command.document("parked_requeue_run/1", run=run_data(run, stopped))
     else:
-        command.line(summary(run))
+        command.line(summary(run, in_few_words(stopped) if stands(run) else ""))
         if run.explanation:
             command.say(run.explanation)
+        _say_stopped(command, stopped)
         paused = run.state == RunState.PAUSED
         if paused and run.failed and not run.retries_of:
             command.say(f"To list the messages that failed again: manage.py rmq_parked list --failed-of-run {run.pk}")
@@ -420,6 +431,13 @@ def report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exi
         if paused:
             command.say(f"To stop it: {itself} --stop")
     return code
+
+
+def _say_stopped(command: RmqCommand, stopped: Sequence[QueueState]) -> None:
+    now, read = table.now(), read_if_open(stopped)
+    for one in stopped:
+        why = one.explanation(now, read=read is None or one.queue in read)
+        command.say(f"What was sent to {one.queue} waits. {why}")
 
 
 def _say_twice(command: RmqCommand, run: RequeueRun, itself: str) -> None:
@@ -505,22 +523,24 @@ class Follower:
             raise KeyboardInterrupt
 
     def _show(self, run: RequeueRun) -> None:
+        held = in_few_words(held_up(filter(stands, [run])).get(run.pk, ()))
+        why = " · ".join(filter(None, (run.explanation, held)))
         if self._terminal:
-            self._write(f"\r\x1b[K{bar(run)}")
+            self._write(f"\r\x1b[K{bar(run, why)}")
             return
-        if run.explanation and run.explanation != self._why:
-            self._command.say(f"Requeue run {run.pk}: {run.explanation}")
+        if why and why != self._why:
+            self._command.say(f"Requeue run {run.pk}: {why}")
         elif time.monotonic() - self._shown >= LINE_SECONDS:
-            self._command.say(f"Requeue run {run.pk}: {bar(run)}")
+            self._command.say(f"Requeue run {run.pk}: {bar(run, why)}")
             self._shown = time.monotonic()
-        self._why = run.explanation
+        self._why = why
 
     def _write(self, text: str) -> None:
         self._command.stderr.write(text, lambda it: it, ending="")
         self._command.stderr.flush()
 
 
-def bar(run: RequeueRun) -> str:
+def bar(run: RequeueRun, why: str) -> str:
     """Return a progress bar: ``60% ██████████████▌         126/211 20/s  processed 118 failed again 1``."""
     todo = run.total - run.skipped
     done = run.sent + run.unconfirmed
@@ -531,7 +551,7 @@ def bar(run: RequeueRun) -> str:
     rate = run.rate if real is None and not run.wait else round(real or 0, 2)
     pace = f" {rate:g}/s" if rate else ""
     text = f"{share:4.0%} {filled:<{BAR_WIDTH}} {done}/{todo}{pace}  {outcomes}"
-    return f"{text}  {run.explanation}" if run.explanation else text
+    return f"{text}  {why}" if why else text
 
 
 TALLY_WORDS = {
@@ -544,15 +564,19 @@ TALLY_WORDS = {
 }
 
 
-def summary(run: RequeueRun) -> str:
-    """Return the result: ``Requeue run 73: 207 processed, 3 failed again, 1 left out.``"""
+def summary(run: RequeueRun, held: str = "") -> str:
+    """Return the result: ``Requeue run 73: 207 processed, 3 failed again, 1 left out.``
+
+    Of one that has not ended also its state, and which stopped queue it waits for.
+    """
     parts = [f"{count} {TALLY_WORDS[state]}" for state, count in run.tally.items() if count]
     parts += [f"{run.edited} sent as edited"] if run.edited else []
     parts += [f"at least {run.handled_twice} handled twice"] if run.handled_twice else []
     parts += [f"{run.perhaps_twice} perhaps handled twice"] if run.perhaps_twice else []
     parts += [f"{run.excluded} more left out by key"] if run.excluded else []
     text = ", ".join(parts)
-    ended = "" if run.state == RunState.FINISHED else f" ({run.get_state_display().lower()})"
+    state = " · ".join(filter(None, (run.get_state_display().lower(), held)))
+    ended = "" if run.state == RunState.FINISHED else f" ({state})"
     return f"Requeue run {run.pk}{ended}: {text or 'nothing to send'}."
 
 

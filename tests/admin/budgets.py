@@ -38,7 +38,8 @@ BUDGETS = {
 run that still has to send something. That of a run has three for what was decided on messages that it left out, however
 many it names: the messages, and the acts on several and on one. That of a group has one more if its newest message was
 requeued. The live status has one more while runs send, messages fail, or a request waits for a second person; pages of
-messages and groups ask for such requests, too."""
+messages and groups ask for such requests, too. The list of runs has one more while one waits; it and the live status
+have one more for each run that waits while a queue is stopped."""
 _NUMBER = re.compile(r"\{\w+\}|\d+")
 
 

@@ -141,16 +141,20 @@ def test_ids_are_looked_up_before_the_rows_are_read(lead: User) -> None:
     assert [sql for sql in asked if "parked_at" in sql] == []
 
 
+@pytest.mark.parametrize("page", ["requeuerun/{run}/change/", "requeuerun/", "livestatus/"])
 @pytest.mark.parametrize(("paused", "reads"), [(False, 0), (True, 1)])
-def test_the_page_of_a_run_reads_what_waits_only_while_a_queue_is_stopped(lead: User, paused: bool, reads: int) -> None:
+def test_what_a_run_waits_for_is_read_only_while_a_queue_is_stopped(
+    lead: User, page: str, paused: bool, reads: int
+) -> None:
     """The queues of a thousand messages were read, mostly to find that none of them is stopped."""
     run = RequeueRun.objects.create(by="ann", created_at=timezone.now(), state="waiting", sent=1)
     item = {"run": run, "message": made.message(), "place": 1, "revision": 1}
     RequeueItem.objects.create(**item, state="sent", sent_at=timezone.now())
     QueueControl.objects.create(queue="others", paused=paused)
-    asked = questions(client_of(lead), f"{ADMIN}requeuerun/{run.pk}/change/")
+    asked = questions(client_of(lead), ADMIN + page.format(run=run.pk))
 
     assert len([sql for sql in asked if "requeueitem" in sql and _names("queue")(sql)]) == reads
+    assert page != "requeuerun/" or len(asked) == 3 + reads
 
 
 def test_the_checkbox_of_a_row_equals_the_stock_admin_checkbox(page: Client) -> None:

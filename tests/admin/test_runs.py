@@ -1,6 +1,7 @@
 """The page of a run: what it says of its guard, its speed, its broker and its outcome is so now."""
 
 import re
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -987,11 +988,11 @@ def test_a_run_names_the_queue_of_what_its_dead_consumers_had_in_flight(page: Cl
     assert "None had reported" not in text
 
 
-def killed(*, times: int = 3, ended: int = 300) -> datetime:
-    """Let a message of payments.card kill consumers of two queues, one after another; return when the last one died."""
+def killed(*, times: int = 3, ended: int = 300, queues: Sequence[str] = ("payments.card", "payments.main")) -> datetime:
+    """Let a message of payments.card kill consumers of these queues, one after another; return when the last died."""
     beat = timezone.now() - timedelta(minutes=20)
     for place in range(times):
-        facts: dict[str, Any] = {"queues": ["payments.card", "payments.main"], "host": f"h{place}"}
+        facts: dict[str, Any] = {"queues": [*queues], "host": f"h{place}"}
         seconds, started = ended + 60 * (times - 1 - place), beat + timedelta(seconds=9)
         beat = made.consumer(seconds=seconds, started_at=started, **facts).beat_at
     made.message(queue="payments.card", reason=Reason.CRASHED.value, parked_at=beat, business_key="PAY-7")

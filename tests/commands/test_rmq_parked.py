@@ -583,7 +583,7 @@ class TestRuns:
         counts = {"total": 100, "sent": 19, "processed": 14, "rate": 20, "max_depth": 3}
         run = RequeueRun(**begun, **counts, sent_at=now - timedelta(seconds=seconds), created_at=now, beat_at=now)
 
-        assert re.search(said, parked_runs.bar(run))
+        assert re.search(said, parked_runs.bar(run, run.explanation))
 
     def test_a_run_can_be_paused_resumed_and_driven(self, wired: BlockingChannel) -> None:
         made = requeue_run([record().pk])

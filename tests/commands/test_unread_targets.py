@@ -4,18 +4,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.management.commands.rmq_declare import _moved
+from django_rmq_retry.models import QueueControl
 from django_rmq_retry.publishing import broker_connections
 from tests.commands.running import Exit, run
 from tests.operators.made import record
 from tests.tooling.brokers import using_broker
 
-SAID = (
-    "No consumer reads 'payments.charge', so messages to it wait. Start manage.py rmq_consume, or see manage.py "
-    "rmq_queue list for a pause.\n"
-)
+SAID = "No consumer reads 'payments.charge', so messages to it wait. Start manage.py rmq_consume.\n"
 
 
 @pytest.fixture
@@ -31,7 +30,17 @@ def test_a_requeue_to_an_unread_queue_says_so_before_and_after(amqp: BlockingCha
     one = record(queue="payments.charge")
     told = run("rmq_parked", "requeue", str(one.pk), "--yes", "--wait", "0")
 
+    QueueControl.objects.create(queue="payments.charge", paused=True, by="bob", since=timezone.now())
+    paused = run("rmq_parked", "requeue", str(record(queue="payments.charge").pk), "--yes", "--wait", "0")
+    QueueControl.objects.update(paused=False)
+
     assert (told.code, told.err.count(SAID)) == (Exit.DONE, 2), told.err
+    # A paused queue has no consumer by design.
+    assert (SAID in paused.err, "1 to payments.charge, where messages wait: paused by bob" in paused.err) == (
+        False,
+        True,
+    )
+    assert "What was sent to payments.charge waits. Paused by bob since" in paused.err
     assert "1 waiting for outcome" in told.out
     amqp.basic_consume("payments.charge", lambda *_: None)
     assert SAID not in run("rmq_parked", "requeue", str(record(queue="payments.charge").pk), "--yes", "--wait", "0").err
