@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -69,6 +69,7 @@ from django_rmq_retry.ordering.keys import blocked_figures
 from django_rmq_retry.parked.approvals import counted_in_open_requests
 from django_rmq_retry.parked.checked import checked, mark
 from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.parked.early_outcomes import HANDLED_TWICE, PERHAPS_TWICE
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import BURST_TOLD, GROWTH_SPAN, burst_of, grows, minute_of
 from django_rmq_retry.parked.items import (
@@ -84,6 +85,7 @@ from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.publishing import outbox_rows
 from django_rmq_retry.statements import missing_tables
 from django_rmq_retry.topology.declarations import work_queue
+from django_rmq_retry.wording import MOST_IN_A_TEXT
 
 RECENT = timedelta(minutes=10)
 ENDING = (GatedAct.DISCARD, GatedAct.REQUEUE)
@@ -98,6 +100,8 @@ MOST_RECENT_CAUSES = 10
 """The most causes with new messages of which it is counted how many."""
 MOST_SURVEYED_ITEMS = 500
 """The most unsent messages of a paused run that are examined: those that are sent next."""
+MOST_NAMED_RUNS = 5
+"""The most runs of which a survey names the first messages that were handled twice, each by one query."""
 MOST_RETRIES = 500
 """The most retries that are examined: those that were due last."""
 OVERDUE_REPORTED_FOR = timedelta(days=1)
@@ -237,6 +241,8 @@ class Survey:
     """The parked messages that those of them are to send that are sending; no more than are parked."""
     twice: tuple[RequeueRun, ...] = ()
     """Those of the active ones, and of the lately ended ones, of whose messages some were handled twice, or perhaps."""
+    twice_names: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """The first of these messages, of the first of these runs."""
     elsewhere: Mapping[int, int] = field(default_factory=dict)
     """The unsent messages of paused runs that are counted with an earlier run, or were sent or changed meanwhile."""
     left_behind: tuple[LeftBehind, ...] = ()
@@ -328,6 +334,7 @@ def survey(*, page: bool = False) -> Survey:
         runs=runs,
         to_send=to_send(runs, parked_now.count),
         twice=twice,
+        twice_names={run.pk: _names_in_doubt(run) for run in twice[:MOST_NAMED_RUNS]},
         elsewhere={
             run.pk: counted_elsewhere(run, active=runs, most=MOST_SURVEYED_ITEMS)
             for run in runs
@@ -370,6 +377,13 @@ def lost_a_consumer(run: RequeueRun, processes: Iterable[ConsumerProcess], now: 
     return bool(run.perhaps_twice) and any(
         one.beat_at > since and one.vanished(now) and _may_have_had(one, queue) for one in processes
     )
+
+
+def _names_in_doubt(run: RequeueRun) -> list[str]:
+    parts = run.parts.filter(HANDLED_TWICE if run.handled_twice else PERHAPS_TWICE).order_by("-handled", "pk")
+    if not run.retries_of:
+        parts = parts.select_related("message").only("run", "message__business_key", "message__message_id")
+    return [str(one.shown if run.retries_of else one.message) for one in parts[:MOST_IN_A_TEXT]]
 
 
 def _may_have_had(lost: ConsumerProcess, queue: str) -> bool:

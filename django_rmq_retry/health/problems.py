@@ -346,11 +346,18 @@ def in_survey(survey: Survey, limits: Limits, levels: Sequence[Level] = ()) -> I
         code, count = Code.HANDLED_TWICE, run.handled_twice
         if not count:
             code, count = Code.RUN_PERHAPS_TWICE, run.perhaps_twice
-        values = {"number": number(count)}
+        values = {"number": number(count), "names": _with_names(survey.twice_names.get(run.pk, ()), count)}
         stays = _("This stays here until a day after the run has ended.")
         if run.finished_at:
             stays = _("This stays here until %(time)s.") % {"time": minute(run.finished_at + TWICE_REPORTED_FOR)}
         yield Problem(code=code, subject=str(run.pk), count=count, values=values, stays=stays, doubts={digest: run})
+
+
+def _with_names(names: Sequence[str], count: int) -> str:
+    """Return the first names of so many messages behind a colon; empty if none is known."""
+    first, more = ", ".join(names), count - len(names)
+    shown = _("%(names)s and %(count)d more") % {"names": first, "count": more} if more > 0 else first
+    return f": {shown}" if names else ""
 
 
 def _in_handled_again(known: Sequence[HandledAgain], now: datetime) -> Iterator[Problem]:

@@ -149,8 +149,8 @@ class Code(Enum):
     HANDLED_TWICE = _error(Area.PARKED)(
         word=_("handled twice"),
         text=ngettext_lazy(
-            "Requeue run %(subject)s: at least %(number)s message was handled twice.",
-            "Requeue run %(subject)s: at least %(number)s messages were handled twice.",
+            "Requeue run %(subject)s: at least %(number)s message was handled twice%(names)s.",
+            "Requeue run %(subject)s: at least %(number)s messages were handled twice%(names)s.",
             "count",
         ),
         why=_(
@@ -573,8 +573,8 @@ class Code(Enum):
     RUN_PERHAPS_TWICE = _warning(Area.PARKED)(
         word=_("perhaps handled twice"),
         text=ngettext_lazy(
-            "Requeue run %(subject)s: %(number)s message was perhaps handled twice.",
-            "Requeue run %(subject)s: %(number)s messages were perhaps handled twice.",
+            "Requeue run %(subject)s: %(number)s message was perhaps handled twice%(names)s.",
+            "Requeue run %(subject)s: %(number)s messages were perhaps handled twice%(names)s.",
             "count",
         ),
         why=PERHAPS_TWICE.why,

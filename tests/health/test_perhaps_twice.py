@@ -13,7 +13,7 @@ from django_rmq_retry.health.begun import all_begun, begun_by
 from django_rmq_retry.health.facts import survey
 from django_rmq_retry.health.problems import Limits, in_survey
 from django_rmq_retry.health.rules import Code, Severity
-from django_rmq_retry.models import Attempt, AttemptName, EarlyRetry, ItemState, QueueControl, RequeueRun
+from django_rmq_retry.models import Attempt, AttemptName, EarlyRetry, ItemState, QueueControl, RequeueItem, RequeueRun
 from django_rmq_retry.policies.verdict import ACK
 from django_rmq_retry.testing import isolated_handlers
 from tests.admin import made
@@ -396,3 +396,21 @@ def test_a_run_tells_what_was_perhaps_handled_twice_if_a_consumer_was_lost(
 
     assert found == ([said.format(pk=run.pk)] if lost else [])
     assert any(link.endswith("outcomes/?of=perhaps_twice") for link in shown.links.values()) is lost
+
+
+@pytest.mark.parametrize("of_retries", [False, True], ids=["parked", "waiting retries"])
+def test_the_finding_of_a_run_names_its_first_messages(*, of_retries: bool) -> None:
+    """Outside of runs the payments were named; of a run a count, and the names two clicks away."""
+    now = timezone.now()
+    facts = {"by": "ann", "created_at": now, "finished_at": now, "state": "finished", "total": 5, "handled_twice": 4}
+    run = RequeueRun.objects.create(**facts, retries_of="payments.main" if of_retries else "")
+    for number, handled_times in enumerate((1, 2, 2, 3, 2)):
+        name, part = f"PAY-{number}", {"run": run, "handled": handled_times, "sent_at": now}
+        if of_retries:
+            EarlyRetry.objects.create(**part, identity=name, shown=name, state=ItemState.PROCESSED)
+        else:
+            RequeueItem.objects.create(**part, message=made.message(business_key=name), place=number, revision=1)
+    [found] = [one.text for one in in_survey(survey(), Limits()) if one.code is Code.HANDLED_TWICE]
+
+    named = "PAY-3, PAY-1, PAY-2 and 1 more"
+    assert found == f"Requeue run {run.pk}: at least 4 messages were handled twice: {named}."
