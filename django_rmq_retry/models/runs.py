@@ -212,7 +212,10 @@ class RequeueRun(models.Model):
     spared_failed = models.PositiveIntegerField(db_default=0, default=0, editable=False)
     """The outcomes before the operator resumed a run that its guard had paused; the guard counts only later ones."""
     held_at = models.DateTimeField(null=True, blank=True, editable=False)
-    """Since when it has waited for its first outcomes, with a broker and a consumer from whom they can come."""
+    """Since when it has waited for its first outcomes, with a broker and a consumer from whom they can come.
+
+    Once all is sent, the last time that a queue was stopped in which some of it waits: an hour begins anew then.
+    """
     unheld = models.BooleanField(db_default=False, default=False, editable=False)
     """True if an operator has let it send the rest before it has outcomes."""
     sent_at = models.DateTimeField(null=True, blank=True, editable=False)
@@ -375,7 +378,8 @@ class RequeueRun(models.Model):
     @property
     def explanation(self) -> str:
         """The reason that it waits or has stopped, in the reader's language, and the note."""
-        why = str(self.get_wait_display()) if self.wait else ""
+        came = self.wait == RunWait.NO_OUTCOME and not self.tally[ItemState.SENT]
+        why = str(self.get_wait_display()) if self.wait and not came else ""
         if (tested := self.tested_late) is not None:
             text = _("The test message was processed at %(time)s, after the requeue run had paused: resume it.")
             why = str(text) % {"time": second(tested)}

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from django.db import router
 from django.db.models import Count, Exists, F, Max, OuterRef, Q, QuerySet, Subquery
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -21,6 +22,7 @@ from django_rmq_retry.models import (
     ItemState,
     OperatorAction,
     ParkedMessage,
+    QueueControl,
     RequeueItem,
     RequeueRun,
     RunState,
@@ -33,6 +35,7 @@ from django_rmq_retry.parked.lease import run_of_driver
 from django_rmq_retry.parked.overdue import OUTCOME_LIMIT
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.statements import with_one_of
+from django_rmq_retry.topology.declarations import work_queue
 from django_rmq_retry.wording import number
 
 MOST_UNSENT_COUNTED = 1000
@@ -281,7 +284,10 @@ def advance(run_id: int, driver: str) -> str:
         known.state = RunState.WAITING
     else:
         waiting = items.filter(state=ItemState.SENT).aggregate(count=Count("pk"), last=Max("sent_at"))
-        overdue = waiting["last"] is not None and waiting["last"] < now - OUTCOME_LIMIT
+        if waiting["count"] and _waits_in_stopped(known, now):
+            known.held_at = now
+        since = max(filter(None, (waiting["last"], known.held_at)), default=None)
+        overdue = since is not None and since < now - OUTCOME_LIMIT
         over = not waiting["count"] or overdue
         known.state = RunState.FINISHED if over else RunState.WAITING
         known.wait = RunWait.NO_OUTCOME if overdue else ""
@@ -289,8 +295,17 @@ def advance(run_id: int, driver: str) -> str:
         known.finished_at, known.leased_until = now, None
     if known.state != before:
         count(known)
-    known.save(using=using, update_fields=[*RUN_COUNTERS, "state", "wait", "finished_at", "leased_until"])
+    columns = ("state", "wait", "held_at", "finished_at", "leased_until")
+    known.save(using=using, update_fields=[*RUN_COUNTERS, *columns])
     return known.state
+
+
+def _waits_in_stopped(run: RequeueRun, now: datetime) -> bool:
+    """Return True if some of what a run has sent waits in a queue that is paused, or whose breaker is open."""
+    stopped = set(
+        QueueControl.objects.using(router.db_for_read(QueueControl)).stopped(now).values_list("queue", flat=True)
+    )
+    return bool(stopped) and not stopped.isdisjoint(map(work_queue, waiting_in(run)))
 
 
 @transaction_of(ParkedMessage)

@@ -18,6 +18,7 @@ from django_rmq_retry.models import (
     ItemState,
     OperatorAction,
     ParkedMessage,
+    QueueControl,
     RequeueItem,
     RequeueRun,
     RunState,
@@ -930,6 +931,33 @@ class TestLeases:
         RequeueItem.objects.update(sent_at=timezone.now() - timedelta(hours=2))
 
         assert drive_run(run, outcomes=True, for_seconds=5).wait == RunWait.NO_OUTCOME
+
+    @pytest.mark.usefixtures("wired")
+    @pytest.mark.parametrize("stop", [{"paused": True}, {"opened": True}], ids=["paused", "breaker open"])
+    def test_a_stopped_queue_is_no_hour_without_an_outcome(self, stop: dict[str, Any]) -> None:
+        """After an hour of a pause the run had ended, and its page led to a discard of what waited in the queue."""
+        run = started()
+        drive_run(run)
+        RequeueItem.objects.update(sent_at=timezone.now() - timedelta(hours=2))
+        [queue] = RequeueItem.objects.values_list("message__queue", flat=True)
+        control = QueueControl.objects.create(queue=queue, **stop)
+        stopped = drive_run(run, outcomes=True, for_seconds=0.5)
+        control.delete()
+        resumed = drive_run(run, outcomes=True, for_seconds=0.5)
+        assert (stopped.state, resumed.state) == (RunState.WAITING, RunState.WAITING)
+
+        RequeueRun.objects.update(held_at=timezone.now() - timedelta(hours=1, seconds=1))
+        assert drive_run(run, outcomes=True, for_seconds=5).wait == RunWait.NO_OUTCOME
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_run_does_not_say_that_outcomes_are_missing_once_they_came(self) -> None:
+        run = started()
+        drive_run(run)
+        RequeueItem.objects.update(sent_at=timezone.now() - timedelta(hours=2))
+        before = drive_run(run, outcomes=True, for_seconds=5).explanation
+        outcome(run, 1, good=True)
+
+        assert (before, now(run).explanation) == ("Some messages have no outcome after an hour.", "")
 
     def test_a_driver_ends_and_gives_up_its_lease_on_request(self) -> None:
         run, ended = started(planned=True), threading.Event()
