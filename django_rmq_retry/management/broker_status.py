@@ -27,7 +27,7 @@ from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked.held_up import held_up, in_few_words, stands
 from django_rmq_retry.topology.declarations import Role
 from django_rmq_retry.topology.plan import Plan, PlanState
-from django_rmq_retry.wording import MOST_IN_A_TEXT, second
+from django_rmq_retry.wording import MOST_IN_A_TEXT, second, span
 
 WATCHING = f"Waiting {LAG_SECONDS:g} s to detect messages in flight: the management API reports them with that delay."
 STYLES_OF_QUEUES = {Severity.ERROR: "ERROR", Severity.WARNING: "WARNING", Severity.INFORMATION: ""}
@@ -228,12 +228,22 @@ def _halted(control: QueueControl, *, terminal: bool) -> str:
     return f"halted since {at}, attempt {control.halted_attempt}: {control.halted_error}"
 
 
+def _unheard(seen: BrokerStatus) -> str:
+    """Return how many of the consumers miss heartbeats, for the end of their number: they may be gone already."""
+    known = seen.survey
+    if known is None or not seen.consumers:
+        return ""
+    ages = [known.at - row.beat_at for row in known.processes if row.living(known.at) and row.silent(known.at)]
+    which = "" if len(ages) == seen.consumers else f"{len(ages)} of them "
+    return f", {which}not heard of for {span(min(ages))}" if ages else ""
+
+
 def totals(seen: BrokerStatus, *, terminal: bool) -> Iterator[str]:
     """Yield the totals, then lines for the outbox and for blocked keys if any messages wait there.
 
     ``Consumers 3 · parked 226 (+38 in 10 min) · requeue runs 1 active``
     """
-    words = [f"Consumers {'unknown' if seen.consumers is None else seen.consumers}"]
+    words = [f"Consumers {'unknown' if seen.consumers is None else seen.consumers}{_unheard(seen)}"]
     if seen.survey is None:
         yield words[0]
         return

@@ -82,7 +82,7 @@ def _message(message: InFlight) -> dict[str, Any]:
 
 
 def _state(one: Process) -> str:
-    text = _SIGNS[one.state][0]
+    text = "✕ ended" if one.ended else _SIGNS[one.state][0]
     return f"{text} {span(one.unheard)}" if one.state is ProcessState.SILENT else text
 
 

@@ -51,6 +51,16 @@ def test_of_a_dead_process_each_message_says_what_became_of_it_as_the_page_does(
     assert [one["processed_since"] for one in data["in_flight"]] == [True, False, False]
 
 
+def test_a_process_whose_end_is_known_has_the_word_of_the_page() -> None:
+    """The page said "ended" of the process that was "vanished" here."""
+    consumer(seconds=60, pid=1, ended_at=timezone.now(), fault="killed: its process is gone")
+    consumer(seconds=60, pid=2)
+    told, data = run("rmq_status", "--consumers"), run("rmq_status", "--consumers", "--json").data["items"]
+
+    assert {line[0]: line[1] for line in told.lines[1:3]} == {"worker-3:1": "✕ ended", "worker-3:2": "✕ vanished"}
+    assert [one["state"] for one in data] == ["vanished"] * 2
+
+
 def test_the_dead_of_a_crash_loop_are_listed_below_those_that_live_or_may_be_frozen() -> None:
     """Eight of them, each restarted at once, stood above the one that was frozen and the one that ran."""
     beat = timezone.now() - timedelta(minutes=8)

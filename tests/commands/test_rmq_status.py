@@ -201,6 +201,17 @@ def test_consumers_are_processes_and_not_the_queues_that_each_reads() -> None:
     assert run("rmq_status", "--json").data["consumers"] == 2
 
 
+def test_consumers_that_are_not_heard_of_are_counted_as_such() -> None:
+    """Beside the error "No consumer is running" stood "Consumers 2": both had been killed 26 s before."""
+    consumer(pid=1, seconds=12)
+    consumer(pid=2, seconds=26)
+    gone = run("rmq_status").lines[-1][0]
+    consumer(pid=3)
+
+    assert gone.startswith("Consumers 2, not heard of for 12 s · ")
+    assert run("rmq_status").lines[-1][0].startswith("Consumers 3, 2 of them not heard of for 12 s · ")
+
+
 def test_a_process_that_is_stopping_takes_no_messages_and_is_not_counted() -> None:
     consumer(pid=1)
     consumer(pid=2, stopping=True)
