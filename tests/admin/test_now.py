@@ -147,7 +147,7 @@ def test_columns_that_hold_nothing_anywhere_are_left_out(page: Client, monkeypat
     before, _tag, folded = content.partition('<details class="rmq-fine rmq-fresh" data-rmq-fold="fine">')
 
     assert rows(page)["transfer"] == ["Ready 3", "Consumers 2", "✓ OK"]
-    assert "Fine: 1 queue is empty" in Page(page.get(f"{ADMIN}livestatus/")).text
+    assert "Fine: nothing waits in 1 queue" in Page(page.get(f"{ADMIN}livestatus/")).text
     assert (">card<" in before, ">card<" in folded) == (False, True)
 
 

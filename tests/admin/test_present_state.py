@@ -569,7 +569,7 @@ def test_empty_queues_without_a_problem_are_one_folded_line(page: Client, monkey
     content = response.content.decode()
     before, _tag, folded = content.partition('<details class="rmq-fine rmq-fresh" data-rmq-fold="fine">')
 
-    assert "Fine: 29 queues are empty · database " in Page(response).text
+    assert "Fine: nothing waits in 29 queues · database " in Page(response).text
     assert (">busy<" in before, ">q7<" in before, ">q7<" in folded) == (True, False, True)
 
 

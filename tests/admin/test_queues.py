@@ -169,7 +169,7 @@ def test_an_empty_queue_with_messages_behind_blocked_keys_is_not_called_fine(
     status, queues = Page(page.get(STATUS)), Page(page.get(QUEUES))
 
     assert re.search(rf"{QUEUE} (\w+ )?Ready 0 Behind blocked keys 6 Consumers 1 … waiting", status.text)
-    assert "queue is empty" not in status.text
+    assert "nothing waits" not in status.text
     assert f"{QUEUE} Ready 0 Behind blocked keys 6 Parked 0 Consumers 1 … waiting" in queues.text
     assert status.links["6"] == queues.links["6"] == f"{KEYS}?q={QUEUE}"
 
@@ -488,7 +488,7 @@ def test_many_queues_of_which_nothing_is_to_be_told_are_one_line_and_can_be_tick
         back = page.post(form.action, {**values, "queue": "fine.3", "reason": ""})
         page.post(form.action, {**values, "queue": "fine.3", "reason": "outage"})
 
-    assert "Fine: 7 queues are empty" in Page(folded).text
+    assert "Fine: nothing waits in 7 queues" in Page(folded).text
     assert [(one.folded, len(one.rows)) for one in folded.context["tables"]] == [(False, 1), (True, 7)]
     assert [one.folded for one in few.context["tables"]] == [False]
     opened = [[attrs for tag, attrs in Page(one).tags if tag == "details" and "rmq-fine" in attrs["class"]]

@@ -41,7 +41,7 @@ def test_on_a_phone_nothing_is_told_of_what_a_queue_does_not_hold(sit: Sit) -> N
     lead.go(PAGES["queues"])
     folded = lead.page.locator("details.rmq-fine summary").inner_text()
 
-    assert f"{len(FINE)} Warteschlangen sind leer" in folded
+    assert f"In {len(FINE)} Warteschlangen wartet nichts" in folded
     assert lead.page.evaluate(ZEROS) == []
     assert not lead.scrolls_sideways()
     assert lead.page.evaluate("document.body.scrollHeight") < 2_500

@@ -348,9 +348,9 @@ def test_an_open_fold_stays_open_and_no_other_opens_as_folds_come_above_it(sit: 
     live = lead.page.locator("[data-rmq-live]")
     live.evaluate("""(one) => {
       const fold = (line) => `<details><summary>${line}</summary>x</details>`;
-      const answer = fold("3 findings follow from it") + fold("Fine: 7 queues are empty");
+      const answer = fold("3 findings follow from it") + fold("Fine: nothing waits in 7 queues");
       window.fetch = async () => new Response(answer);
-      one.innerHTML = fold("Fine: 8 queues are empty");
+      one.innerHTML = fold("Fine: nothing waits in 8 queues");
       one.querySelector("details").open = true;
     }""")
     lead.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")

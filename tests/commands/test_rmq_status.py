@@ -187,7 +187,7 @@ def test_a_status_begins_with_what_needs_somebody_and_folds_the_queues_that_are_
         "Start manage.py rmq_consume",
     ]
     assert [line[0] for line in table(ran)[1:3]] == ["payments.charge", "payments.charge.retry.30s"]
-    assert table(ran)[3] == ["3 queues are empty and OK: --all shows them."]
+    assert table(ran)[3] == ["Nothing waits in 3 queues: --all shows them."]
     assert len(table(every)) == 1 + 5 + 1
     assert (probed.code, probed.out[:27]) == (Exit.UNHEALTHY, "FAIL No consumer is alive. ")
 

@@ -223,10 +223,11 @@ class Command(RmqCommand):
             known = [not seen.health.gauged.blind or name not in ("UNACKED", "IN/S", "OUT/S") for name in _HEAD]
             self.table([[*compress(row, known)] for row in rows], ["", *(state(seen, row)[1] for row in shown)])
         if left := len(seen.rows) - len(shown):
-            are, them = ("is", "it") if left == 1 else ("are", "them")
             beside = sum(is_beside(seen, row) for row in seen.rows)
-            what = f"empty, {beside} of them beside an abandoned queue" if beside else "empty and OK"
-            self.line(f"{plural(left, 'queue')} {are} {what}: --all shows {them}.")
+            which = f", {beside} of them beside an abandoned queue" if beside else ""
+            them = "it" if left == 1 else "them"
+            # Its messages may all be in handlers.
+            self.line(f"Nothing waits in {plural(left, 'queue')}{which}: --all shows {them}.")
 
 
 def limits_of(options: Options) -> Limits:
