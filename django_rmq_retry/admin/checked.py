@@ -8,13 +8,10 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
-from django_rmq_retry.admin.run_lists import begun_among, why_hidden
-from django_rmq_retry.health.begun import Begun, in_words
+from django_rmq_retry.admin.run_lists import why_hidden
 from django_rmq_retry.health.doubts import OF_RUNS, Doubted, check, doubted, doubts_of, part_of
 from django_rmq_retry.health.rules import Code, Problem
-from django_rmq_retry.models import RequeueRun
 from django_rmq_retry.parked.checked import mark
-from django_rmq_retry.parked.early_outcomes import HANDLED_TWICE, PERHAPS_TWICE
 from django_rmq_retry.parked.operators import Actor, Outdated, Refused, has_own_rules
 from django_rmq_retry.parked.outcome_texts import how_often
 
@@ -47,8 +44,6 @@ def checked_page(pages: Pages, request: HttpRequest) -> HttpResponse:
         if not wrong:
             return back
     finds = not refusal(request, "view")
-    run = next(iter(found.doubts.values()))
-    begun = begun_among(run, HANDLED_TWICE | PERHAPS_TWICE) if isinstance(run, RequeueRun) else {}
     return pages.page(
         request,
         "livestatus/checked.html",
@@ -57,9 +52,8 @@ def checked_page(pages: Pages, request: HttpRequest) -> HttpResponse:
         found=found,
         ended=found.code is Code.VANISHED_IN_HAND,
         each=[
-            (one, one.mark in ticked, _address(pages, one) if finds else "", _in_doubt(one, had), in_words(had))
+            (one, one.mark in ticked, _address(pages, one) if finds else "", _in_doubt(one))
             for one in each[:MOST_LISTED]
-            for had in [one.begun or begun.get(_identity(one), ())]
         ],
         count=len(each),
         some=len(found.doubts) > 1,
@@ -105,13 +99,9 @@ def _address(pages: Pages, one: Doubted) -> str:
     return f"{pages.address('parkedmessage_changelist')}?{urlencode({'q': one.name})}"
 
 
-def _identity(one: Doubted) -> str:
-    return one.record.identity if one.record else one.identity
-
-
-def _in_doubt(one: Doubted, begun: Sequence[Begun]) -> str:
+def _in_doubt(one: Doubted) -> str:
     """Return what is in doubt of a message; more than two times, how many."""
-    most = one.handled + len(begun)
+    most = one.handled + len(one.begun)
     return how_often(one.handled, most) if most > 2 else one.word  # noqa: PLR2004
 
 

@@ -1,6 +1,6 @@
 """The messages of a requeue run that had one outcome, or were perhaps handled twice, with what is known of each."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -12,7 +12,8 @@ from django.utils.translation import gettext_lazy
 
 from django_rmq_retry.admin import steering
 from django_rmq_retry.admin.pages import Pages, refusal, requires
-from django_rmq_retry.health.begun import Begun, BegunBy, all_begun, begun_and_lost, in_words
+from django_rmq_retry.health.begun import Begun, in_words
+from django_rmq_retry.health.begun_in_runs import attempts_of, begun_by_identity, begun_in, begun_of
 from django_rmq_retry.models import (
     Attempt,
     EarlyRetry,
@@ -113,48 +114,12 @@ def outcomes(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     )
 
 
-def _begun_in(run: RequeueRun) -> BegunBy:
-    return begun_and_lost(run.started_at or run.created_at)
-
-
-def begun_among(run: RequeueRun, which: Q = PERHAPS_TWICE) -> dict[str, Sequence[Begun]]:
-    """Return which of those that were perhaps handled twice lost consumers had begun, and not ended: by identity."""
-    known = _begun_in(run)
-    if not known:
-        return {}
-    rows: Any = run.parts.filter(which)
-    if run.retries_of:
-        return _begun_by_identity(set(rows.values_list("identity", flat=True)), known)
-    named = rows.filter(message__message_id__in={name for _queue, name in known}).select_related("message")
-    found = list(named.defer("message__body", "message__properties"))
-    attempts = _attempts_of(found)
-    begun = {row.message.identity: _begun_of(run, row, known, attempts) for row in found}
-    return {identity: some for identity, some in begun.items() if some}
-
-
-def _begun_of(
-    run: RequeueRun, row: RequeueItem, known: BegunBy, attempts: Mapping[tuple[str, int], Sequence[Attempt]]
-) -> Sequence[Begun]:
-    made = attempts.get((row.message.identity, row.cycle), ())
-    return all_begun(known, [run.target or row.message.queue], row.message.message_id, made)
-
-
-def _attempts_of(rows: Sequence[RequeueItem]) -> dict[tuple[str, int], list[Attempt]]:
-    """Return the attempts of these messages by their identity and cycle, the oldest first."""
-    made = Attempt.objects.defer("chain", "logs", "error_text").order_by("started_at", "pk")
-    attempts: dict[tuple[str, int], list[Attempt]] = {}
-    for some in with_one_of(made, "identity", {row.message.identity for row in rows}):
-        for one in some:
-            attempts.setdefault((one.identity, one.cycle), []).append(one)
-    return attempts
-
-
 def _retries(run: RequeueRun, rows: Sequence[EarlyRetry]) -> list[Known]:
     names = {row.identity for row in rows}
     records = ParkedMessage.objects.only("pk", "identity", "state", "requeued_at")
     known = {one.identity: one for some in with_one_of(records, "identity", names) for one in some}
     told, doubted = AttemptsShelf.told(names), any(_doubted(row) for row in rows)
-    first = _begun_by_identity(names, _begun_in(run)) if doubted else {}
+    first = begun_by_identity(names, begun_in(run)) if doubted else {}
     return [
         Known(
             row=row,
@@ -168,25 +133,13 @@ def _retries(run: RequeueRun, rows: Sequence[EarlyRetry]) -> list[Known]:
     ]
 
 
-def _begun_by_identity(names: Collection[str], known: BegunBy) -> dict[str, Sequence[Begun]]:
-    rows = Attempt.objects.filter(message_id__in={name for _queue, name in known}).order_by("started_at", "pk")
-    attempts: dict[str, list[Attempt]] = {}
-    for some in with_one_of(rows.defer("chain", "logs", "error_text"), "identity", names):
-        for one in some:
-            attempts.setdefault(one.identity, []).append(one)
-    found = {
-        identity: all_begun(known, [made[0].queue], made[0].message_id, made) for identity, made in attempts.items()
-    }
-    return {identity: some for identity, some in found.items() if some}
-
-
 def _doubted(row: Row) -> bool:
     return row.redelivered or row.handled > 1
 
 
 def _messages(run: RequeueRun, rows: Sequence[RequeueItem]) -> list[Known]:
-    attempts = _attempts_of(rows)
-    first = _begun_in(run) if any(_doubted(row) for row in rows) else {}
+    attempts = attempts_of(rows)
+    first = begun_in(run) if any(_doubted(row) for row in rows) else {}
     return [
         Known(
             row=row,
@@ -194,7 +147,7 @@ def _messages(run: RequeueRun, rows: Sequence[RequeueItem]) -> list[Known]:
             error=row.message.error if row.state == ItemState.FAILED else "",
             record=row.message,
             told=_told(row, attempts.get((row.message.identity, row.cycle), [])),
-            begun=_begun_of(run, row, first, attempts),
+            begun=begun_of(run, row, first, attempts),
         )
         for row in rows
     ]

@@ -43,6 +43,7 @@ from django_rmq_retry.admin.run_state import parts, run_badge, run_outcome, sum_
 from django_rmq_retry.admin.timeline import CHANGED, activity
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.queue_state import QueueState
+from django_rmq_retry.health.begun_in_runs import begun_among
 from django_rmq_retry.health.doubts import awaits_end_of_doubts, checks_of_runs, may_end
 from django_rmq_retry.health.facts import by_dead_workers, lost_a_consumer
 from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR
@@ -260,7 +261,7 @@ class RequeueRunAdmin(Pages):
             early=early,
             twice_at={word: listed[word] for word in TWICE} if sees else {},
             doubtful=doubtful,
-            begun=len(run_lists.begun_among(run)) if run.perhaps_twice else 0,
+            begun=len(begun_among(run)) if run.perhaps_twice else 0,
             may_end=may_end(run, now),
             **check,
             lists=lists,

@@ -9,7 +9,8 @@ from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.health.begun import Begun
+from django_rmq_retry.health.begun import Begun, in_words
+from django_rmq_retry.health.begun_in_runs import begun_among
 from django_rmq_retry.health.facts import survey
 from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR, HandledAgain
 from django_rmq_retry.health.held import Span, held_unsettled
@@ -67,12 +68,19 @@ class Doubted:
     handled: int = 0
     """How often a message was handled, as far as it is known."""
     begun: Sequence[Begun] = ()
-    """The lost consumers that had begun a message, as far as it is known here."""
+    """The other consumers that had begun a message, and did not end it, as far as it is known."""
 
     @property
     def word(self) -> str:
         """What is in doubt."""
         return str(self.code.value.word)
+
+    @property
+    def before(self) -> str:
+        """Who had begun it, and when; of what was perhaps handled twice also that maybe nobody had."""
+        if self.begun or self.code not in (Code.PERHAPS_TWICE, Code.RUN_PERHAPS_TWICE):
+            return in_words(self.begun)
+        return _("The first consumer may not have begun it.")
 
     @property
     def names(self) -> set[str]:
@@ -89,7 +97,7 @@ def doubts_of(code: str) -> dict[str, Problem]:
 
 
 def doubted(found: Problem) -> list[Doubted]:
-    """Return all that a finding is about; of a run both what was handled twice and what perhaps was."""
+    """Return all that a finding is about, worst first; of a run both what was handled twice and what perhaps was."""
     rows = ParkedMessage.objects.using(records_alias()).defer("body", "properties")
     if found.code is Code.HANDLED_ANYWAY:
         known = {row.pk: row for some in with_one_of(rows, "pk", list(found.doubts.values())) for row in some}
@@ -101,7 +109,18 @@ def doubted(found: Problem) -> list[Doubted]:
     each = [one for digest, what in found.doubts.items() for one in _each(digest, what, found.code)]
     identities = {one.identity for one in each if one.identity}
     recorded = {row.identity: row for some in with_one_of(rows, "identity", identities) for row in some}
-    return [replace(one, record=one.record or recorded.get(one.identity)) for one in each]
+    begun = {
+        identity: some
+        for run in found.doubts.values()
+        if isinstance(run, RequeueRun)
+        for identity, some in begun_among(run, HANDLED_TWICE | PERHAPS_TWICE).items()
+    }
+    told = [
+        replace(one, record=record, begun=one.begun or begun.get(record.identity if record else one.identity, ()))
+        for one in each
+        for record in [one.record or recorded.get(one.identity)]
+    ]
+    return sorted(told, key=lambda one: (-one.handled, not one.begun))
 
 
 def _each(digest: str, what: object, code: Code) -> Iterator[Doubted]:
@@ -115,7 +134,7 @@ def _each(digest: str, what: object, code: Code) -> Iterator[Doubted]:
             identity=what.identity,
             message_id=what.message_id,
             handled=len(what.times),
-            begun=what.begun_by,
+            begun=(*what.begun_by, *what.still),
         )
     elif isinstance(what, ConsumerProcess):
         yield Doubted(mark=digest, name=str(what), code=code, at=what.beat_at)

@@ -9,6 +9,7 @@ from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.health.doubts import CHECKABLE, OF_RUNS, Doubted, check, doubted, doubts_of, part_of
 from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.management.command import Options, RmqCommand, add_yes, usage_error
+from django_rmq_retry.management.parked_views import begun_data
 from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.parked.operators import Actor
 
@@ -81,9 +82,20 @@ def _show(command: RmqCommand, found: Problem) -> None:
         command.table([("PROCESS", "LAST HEARTBEAT"), *((one.name, at) for one, at in rows)])
     elif rows:
         cells = [(one.name or "-", one.record.pk if one.record else "-", one.word, at) for one, at in rows]
-        command.table([("MESSAGE", "RECORD", "IN DOUBT", "HANDLED"), *cells])
+        table: list[tuple[object, ...]] = [("MESSAGE", "RECORD", "IN DOUBT", "HANDLED"), *cells]
+        if any(one.before for one, _at in rows):
+            before = ("FIRST CONSUMER", *(_before(one) for one, _at in rows))
+            table = [(*line, cell) for line, cell in zip(table, before, strict=True)]
+        command.table(table)
+
+
+def _before(one: Doubted) -> str:
+    """Return who had begun it before it was handled: the finding tells these from those that were only given."""
+    begun = f"{', '.join(map(str, one.begun))} had begun it"
+    return begun if one.begun else "may not have begun it" if one.before else "-"
 
 
 def _data(one: Doubted) -> dict[str, object]:
     record = one.record.pk if one.record else None
-    return {"name": one.name, "record": record, "finding": one.code.name, "at": clock(one.at, terminal=False)}
+    at = clock(one.at, terminal=False)
+    return {"name": one.name, "record": record, "finding": one.code.name, "at": at, "begun": begun_data(one.begun)}

@@ -189,7 +189,8 @@ def _doubt(one: HandledAgain, act: OperatorAction | None) -> str:
     told = [*(["twice"] if one.certain else []), *([perhaps] if one.begun_by or one.still or not one.certain else [])]
     begun = f": {', '.join(map(str, one.begun_by))} had begun it" if one.begun_by else ""
     begun += f": {', '.join(map(str, one.still))} still has it in a handler" if one.still else ""
-    beside = f": one that is gone had it, or {listed(one.beside)}, which still runs" if one.beside else ""
+    given = "" if one.certain else ": one that is gone had it, and may not have begun it"
+    beside = f": one that is gone had it, or {listed(one.beside)}, which still runs" if one.beside else given
     return f"{sign} {', '.join(told)}{begun or beside}{checked}"
 
 
@@ -200,11 +201,12 @@ def _times(one: HandledAgain, terminal: bool) -> str:  # noqa: FBT001 - a privat
 def _again_data(one: HandledAgain, act: OperatorAction | None) -> Mapping[str, object]:
     names = ("name", "message_id", "queue", "handler", "certain")
     times = [{"at": utc(at), "by": process} for at, process in one.times]
-    more = {"begun": _begun_data((*one.begun_by, *one.still)), "running_beside": one.beside, "handled": times}
+    more = {"begun": begun_data((*one.begun_by, *one.still)), "running_beside": one.beside, "handled": times}
     return {**{name: getattr(one, name) for name in names}, **more, "checked": act.number if act else None}
 
 
-def _begun_data(begun: Iterable[Begun]) -> Sequence[Mapping[str, object]]:
+def begun_data(begun: Iterable[Begun]) -> Sequence[Mapping[str, object]]:
+    """Return the consumers that had begun a message, as JSON data."""
     return [{"process": str(one), "at": utc(one.since)} for one in begun]
 
 
@@ -481,7 +483,7 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
             lost_attempts=lost.count if lost else 0,
             handled=handled.count,
             handled_twice_in_run=handled.run,
-            begun=_begun_data(begun),
+            begun=begun_data(begun),
             body=body,
             links=links,
             elsewhere=[place_data(one) for one in others],

@@ -430,6 +430,36 @@ def test_the_form_says_who_had_begun_a_message_and_leads_to_what_is_known_of_eac
     assert "worker-3:8 had begun it at " in Page(page.get(AGAIN)).text
 
 
+def test_what_a_consumer_had_begun_is_told_from_what_it_was_only_given_worst_first(page: Client) -> None:
+    """ "2 more were given to such a consumer, which may not have begun them": table and page had eight equal rows."""
+    known = of_run(2)
+    begun = ParkedMessage.objects.get(business_key="PAY-2")
+    made.consumer(seconds=200, pid=9, in_flight=[made.in_flight(message_id=begun.message_id, queue=begun.queue)])
+    made.consumer(seconds=300, pid=8, in_flight=[made.in_flight(message_id="9f3c-1")])
+    for number in (1, 2):
+        handled(f"9f3c-{number}", minutes=3 - number)
+    of_a_run = ("RUN_PERHAPS_TWICE", "--run", str(known.pk))
+    texts = [Page(page.get(address)).text for address in (AGAIN, f"{STATUS}checked/?code={of_a_run[0]}&run={known.pk}")]
+    tables = [run("rmq_parked", "checked", *words).lines[1:] for words in (["PERHAPS_TWICE"], of_a_run)]
+    data = run("rmq_parked", "checked", "PERHAPS_TWICE", "--json").data["items"]
+
+    for text, first, last, process in (
+        (texts[0], "9f3c-1 Handled", "9f3c-2 Handled", "worker-3:8"),
+        (texts[1], "PAY-2 Handled", "PAY-1 Handled", "worker-3:9"),
+    ):
+        places = [text.index(word) for word in (first, f"{process} had begun it at ", last, "may not have begun it.")]
+        assert places == sorted(places)
+        assert text.count("The first consumer may not have begun it.") == 1
+    assert [[(line[0], line[4]) for line in lines] for lines in tables] == [
+        [("9f3c-1", "worker-3:8 had begun it"), ("9f3c-2", "may not have begun it")],
+        [("PAY-2", "worker-3:9 had begun it"), ("PAY-1", "may not have begun it")],
+    ]
+    assert [(one["name"], [each["process"] for each in one["begun"]]) for one in data] == [
+        ("9f3c-1", ["worker-3:8"]),
+        ("9f3c-2", []),
+    ]
+
+
 def test_a_check_of_waiting_retries_is_found_by_their_keys(page: Client) -> None:
     """They have no records, so nothing but their run led to it."""
     made.consumer(seconds=300)
@@ -472,10 +502,11 @@ def test_live_status_and_its_list_say_what_was_checked_by_whom_and_why(page: Cli
     assert shown.links["Perhaps handled twice"] == f"{AUDIT}{OperatorAction.objects.get().pk}/change/"
     assert "Action Checked: perhaps handled twice" in shown.text
     assert len(re.findall(said, listed)) == 2
-    assert [line[1][:22] for line in run("rmq_parked", "list", "--handled-again").lines[1:]] == [
-        "✓ perhaps twice. Check",
-        "✓ perhaps twice. Check",
-        "! perhaps twice",
+    doubts = [line[1] for line in run("rmq_parked", "list", "--handled-again").lines[1:]]
+    assert [(one[0], ". Checked by " in one) for one in doubts] == [
+        ("✓", True),
+        ("✓", True),
+        ("!", False),
     ]
 
 
