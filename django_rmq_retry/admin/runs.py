@@ -44,7 +44,7 @@ from django_rmq_retry.admin.timeline import CHANGED, activity
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.health.begun_in_runs import begun_among
-from django_rmq_retry.health.doubts import awaits_end_of_doubts, checks_of_runs, may_end
+from django_rmq_retry.health.doubts import awaits_end_of_doubts, checks_of_runs, leave_out_unfounded
 from django_rmq_retry.health.facts import by_dead_workers, lost_a_consumer
 from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR
 from django_rmq_retry.health.problems import in_processes
@@ -150,6 +150,7 @@ class RequeueRunAdmin(Pages):
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
         shown = super().get_changelist_instance(request)
         shown.result_list = list(shown.result_list)
+        leave_out_unfounded(shown.result_list)
         causes, not_sent = causes_of(shown.result_list), _not_sent(shown.result_list)
         checks = checks_of_runs(shown.result_list)
         held = held_up(filter(stands, shown.result_list))
@@ -176,6 +177,8 @@ class RequeueRunAdmin(Pages):
 
     def _shown(self, request: HttpRequest, run: RequeueRun) -> HttpResponse:
         driven, now, pace = run.state in DRIVEN, database_clock.reckoned(records_alias()), measured_rate(run)
+        awaits_end = awaits_end_of_doubts(run, now)
+        leave_out_unfounded([run])
         # Drivers without a connection pass the run round, so that one with a connection can have it.
         passed_round = run.wait == RunWait.BROKER_AWAY
         undriven = driven and (passed_round or run.leased_until is None or run.leased_until < now)
@@ -212,7 +215,7 @@ class RequeueRunAdmin(Pages):
             driven=driven,
             undriven=undriven,
             away=away,
-            over=over and not awaits_end_of_doubts(run, now),
+            over=over and not awaits_end,
             sending=driven and not away and run.driver == thread_name("page") and request.method == "POST",
             silent=silent,
             unattended=unattended,
@@ -262,7 +265,6 @@ class RequeueRunAdmin(Pages):
             twice_at={word: listed[word] for word in TWICE} if sees else {},
             doubtful=doubtful,
             begun=len(begun_among(run)) if run.perhaps_twice else 0,
-            may_end=may_end(run, now),
             **check,
             lists=lists,
             **activity(request, run=run.pk),
@@ -571,19 +573,22 @@ def _outcomes(run: Any) -> SafeString:
     twice = ngettext("at least %(count)d twice", "at least %(count)d twice", run.handled_twice)
     perhaps = ngettext("%(count)d perhaps twice", "%(count)d perhaps twice", run.perhaps_twice)
     keys = ngettext("%(count)d more left out by its key", "%(count)d more left out by their keys", run.excluded)
-    doubt = "quiet" if run.check else "is-unconfirmed"
+    harm, doubt = ("quiet", "quiet") if run.check else ("is-failed", "is-unconfirmed")
     beside = [
         (kind, counted(text, count=count))
         for kind, text, count in (
-            (doubt, twice, run.handled_twice),
+            (harm, twice, run.handled_twice),
             (doubt, perhaps, run.perhaps_twice),
             ("quiet", keys, run.excluded),
         )
         if count
     ]
+    told = sum_of(run, run.not_sent) + format_html_join("", ' <span class="rmq-{} rmq-whole">· {}</span>', beside)
     if run.check:
-        beside.append(("quiet", f"✓ {visible(CHANGED[Action.CHECK] % {'name': run.check.who})}"))
-    return sum_of(run, run.not_sent) + format_html_join("", ' <span class="rmq-{} rmq-whole">· {}</span>', beside)
+        # A name may be as long as an address: it wraps.
+        checked = CHANGED[Action.CHECK] % {"name": run.check.who}
+        told += format_html(' <span class="rmq-quiet">· ✓ {}</span>', wrapping(checked))
+    return told
 
 
 def _guard(run: RequeueRun) -> str:

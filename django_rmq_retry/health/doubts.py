@@ -11,11 +11,11 @@ from django.utils.translation import gettext as _
 from django_rmq_retry import database_clock
 from django_rmq_retry.health.begun import Begun, in_words
 from django_rmq_retry.health.begun_in_runs import begun_among
-from django_rmq_retry.health.facts import survey
+from django_rmq_retry.health.facts import lost_a_consumer, survey
 from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR, HandledAgain
 from django_rmq_retry.health.held import Span, held_unsettled
 from django_rmq_retry.health.problems import Limits, in_survey
-from django_rmq_retry.health.processes import KEPT_EMPTY, note_ended
+from django_rmq_retry.health.processes import KEPT_EMPTY, MOST_SURVEYED_PROCESSES, note_ended
 from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.models import (
     Action,
@@ -256,12 +256,23 @@ def awaits_end_of_doubts(run: RequeueRun, now: datetime) -> bool:
     return bool(run.perhaps_twice and run.finished_at and run.finished_at > now - TAKEN_BACK_WITHIN)
 
 
-def may_end(run: RequeueRun, now: datetime) -> bool:
-    """Return True if what was perhaps handled twice in this run is taken back, unless one dies yet; one query."""
-    if not run.perhaps_twice or (run.finished_at is not None and run.finished_at <= now - TAKEN_BACK_WITHIN):
-        return False
-    rows = _known_since(run, now)
-    return bool(rows) and not any(one.vanished(now) for one in rows)
+def leave_out_unfounded(runs: Iterable[RequeueRun]) -> None:
+    """Change what is shown of these runs: count no message as perhaps handled twice that only was delivered again.
+
+    A pause or a stop gives messages back, too. Unless a consumer is lost or silent, this is taken back in a minute.
+    What deaths have parked stays in doubt. One query if there are such runs.
+    """
+    now = database_clock.reckoned(records_alias())
+    doubtful = [run for run in runs if run.perhaps_twice and (run.active or awaits_end_of_doubts(run, now))]
+    rows = (
+        list(ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_SURVEYED_PROCESSES])
+        if doubtful
+        else []
+    )
+    for run in doubtful:
+        if not lost_a_consumer(run, rows, now, or_silent=True):
+            parked = run.parts.filter(PERHAPS_TWICE).exclude(state=ItemState.PROCESSED)
+            run.perhaps_twice = parked.count() if run.failed else 0
 
 
 def _known_since(run: RequeueRun, now: datetime) -> list[ConsumerProcess]:

@@ -368,14 +368,17 @@ def _handled_anyway(now: datetime) -> list[tuple[int, datetime]]:
     return [(pk, at) for pk, at in after.values_list("pk", "succeeded_at")[:MOST_SURVEYED_MESSAGES] if at]
 
 
-def lost_a_consumer(run: RequeueRun, processes: Iterable[ConsumerProcess], now: datetime) -> bool:
-    """Return True if messages of a run were delivered again, and a consumer vanished since the run began.
+def lost_a_consumer(
+    run: RequeueRun, processes: Iterable[ConsumerProcess], now: datetime, *, or_silent: bool = False
+) -> bool:
+    """Return True if messages of a run were delivered again, and a consumer vanished, or fell silent, since it began.
 
     Of a consumer that stops in good order they are delivered again, too, but it had not begun them.
     """
     since, queue = run.started_at or run.created_at, run.retries_of or run.target
     return bool(run.perhaps_twice) and any(
-        one.beat_at > since and one.vanished(now) and _may_have_had(one, queue) for one in processes
+        one.beat_at > since and (one.vanished(now) or (or_silent and one.silent(now))) and _may_have_had(one, queue)
+        for one in processes
     )
 
 

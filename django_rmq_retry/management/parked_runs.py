@@ -16,7 +16,7 @@ from django_rmq_retry.arguments import plural
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.exit_codes import Exit
-from django_rmq_retry.health.doubts import checks_of_runs
+from django_rmq_retry.health.doubts import checks_of_runs, leave_out_unfounded
 from django_rmq_retry.health.problems import excused
 from django_rmq_retry.health.processes import read_if_open
 from django_rmq_retry.management.accounts import actor_of, add_user
@@ -223,6 +223,7 @@ def percent(text: str) -> float:
 def show_runs(command: RmqCommand, options: Options) -> Exit:
     rows = RequeueRun.objects.order_by("-pk")
     runs = list((rows.filter(state__in=ACTIVE) if options["active"] else rows)[: options["limit"]])
+    leave_out_unfounded(runs)
     if options["json"]:
         held = held_up(runs)
         command.document("parked_requeue_runs/1", items=[run_data(run, held.get(run.pk, ())) for run in runs])
@@ -402,6 +403,7 @@ def follow(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
 
 
 def report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exit) -> Exit:
+    leave_out_unfounded([run])
     stopped = held_up([run]).get(run.pk, [])
     if options["json"]:
         command.document("parked_requeue_run/1", run=run_data(run, stopped))

@@ -71,7 +71,7 @@ def test_live_status_leads_to_the_messages_that_a_run_of_retries_perhaps_did_twi
     made.consumer(seconds=400)
     seen = Page(page.get(STATUS))
 
-    assert f"Requeue run {run.pk}: 1 message was perhaps handled twice." in seen.text
+    assert f"Requeue run {run.pk}: 1 message was perhaps handled twice: PAY-1." in seen.text
     assert f"{RUNS}{run.pk}/outcomes/?of=perhaps_twice" in seen.links.values()
     assert f"manage.py rmq_parked checked RUN_PERHAPS_TWICE --run {run.pk}" in command("rmq_status").out
 
@@ -81,6 +81,7 @@ def test_the_command_names_what_a_run_of_retries_perhaps_did_twice() -> None:
     attempts("ack", "PAY-1", redelivered=True)
     attempts("ack", "PAY-2")
     attempts("ack", "PAY-2", number=3)
+    made.consumer(seconds=55)
     told, listed = command("rmq_parked", "requeue-run", str(run.pk)), command("rmq_parked", "requeue-runs")
     lines = command("rmq_parked", "requeue-run", str(run.pk), "--export").out.splitlines()
 
