@@ -24,7 +24,14 @@ from django_rmq_retry.admin.contents import HEADER_PLACE, Heading, body_of, head
 from django_rmq_retry.admin.pages import Button, Pages, refusal, saved_as
 from django_rmq_retry.admin.queues import StoppedBadge, StoppedQueues
 from django_rmq_retry.admin.requests import asked_for
-from django_rmq_retry.admin.timeline import MOST_ACTIONS_SHOWN, activity, deaths_in_words, timeline, with_reasons
+from django_rmq_retry.admin.timeline import (
+    MOST_ACTIONS_SHOWN,
+    activity,
+    deaths_in_words,
+    deaths_of,
+    timeline,
+    with_reasons,
+)
 from django_rmq_retry.attempts.history import (
     NO_FAILURE,
     attempts_of,
@@ -36,11 +43,11 @@ from django_rmq_retry.attempts.history import (
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.health.begun import begun_of
+from django_rmq_retry.health.begun import begun_of, lost_with
 from django_rmq_retry.markup import MIXED, badge, visible
 from django_rmq_retry.messages.masking import hides, masked
 from django_rmq_retry.messages.properties import decode_properties
-from django_rmq_retry.messages.reasons import UNBEGUN
+from django_rmq_retry.messages.reasons import MAY_HAVE_RUN, UNBEGUN
 from django_rmq_retry.models import (
     Action,
     DiscardCategory,
@@ -63,7 +70,7 @@ from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import changes_in_one_line, editable, stored_changes
 from django_rmq_retry.parked.findings import still_permanent
 from django_rmq_retry.parked.links import message_links
-from django_rmq_retry.parked.may_have_run import what_may_remain
+from django_rmq_retry.parked.may_have_run import doubt_about, what_may_remain
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outcome_texts import (
     DECIDED_BY,
@@ -228,7 +235,8 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
             handled,
         ),
         stopped=_stopped(message, history["items"]),
-        handled_badge=_handled_badge(handled),
+        handled_badge=_handled_badge(message, handled),
+        deaths=deaths_of(message),
         twice_in=handled.run,
         check=check_of(message, acts),
         unrecorded=lost,
@@ -262,9 +270,9 @@ def _missed_discard(message: ParkedMessage, request: int | None) -> tuple[str, i
     return None if missed is None else (missed_discards.sentence(missed), missed.pk)
 
 
-def _handled_badge(handled: Handled) -> SafeString | str:
-    """Return a warning beside the state of a message whose handler did its work more than once, or perhaps."""
-    text = how_often(handled.count, handled.perhaps)
+def _handled_badge(message: ParkedMessage, handled: Handled) -> SafeString | str:
+    """Return a warning beside the state of a message whose handler did its work more than once, or perhaps did it."""
+    text = how_often(handled.count, handled.perhaps) or doubt_about(message)
     return badge(MIXED, text) if text else ""
 
 
@@ -443,6 +451,7 @@ def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, An
             retries,
             requests=requests,
             begun=begun,
+            died=lost_with(message),
         ),
         "attempted": bool(attempts),
         "more_attempts": len(attempts) > MOST_ATTEMPTS_SHOWN,
@@ -493,6 +502,8 @@ def _untold(heading: Heading, message: ParkedMessage) -> Heading:
 def _summary(message: ParkedMessage, failed: int) -> str:
     """Return a sentence on the failed attempts and the reason for parking."""
     text = _("It was parked without a failed attempt: %(reason)s.")
+    if message.reason in MAY_HAVE_RUN:
+        text = _("It was parked because no attempt came to an end: %(reason)s.")
     if message.reason in UNBEGUN:
         text = _("It was parked before it reached a handler: %(reason)s.")
     if failed and message.parked_cycle > 1:
@@ -508,5 +519,5 @@ def _summary(message: ParkedMessage, failed: int) -> str:
             failed,
         )
     if remains := what_may_remain(message):
-        text = " ".join(filter(None, (text, deaths_in_words(message.detail), remains)))
+        text = " ".join(filter(None, (text, deaths_in_words(message), remains)))
     return text % {"count": failed, "reason": reason_text(message.reason)}

@@ -21,6 +21,7 @@ from django_rmq_retry.models import (
     Action,
     ApprovalRequest,
     Attempt,
+    ConsumerProcess,
     EarlyRetry,
     GatedAct,
     ItemState,
@@ -195,11 +196,12 @@ def timeline(
     *,
     requests: Sequence[ApprovalRequest] = (),
     begun: Iterable[Begun] = (),
+    died: Iterable[ConsumerProcess] = (),
 ) -> list[TimelineEvent]:
     """Return all events; attempts arrive newest first, and only the newest is unfolded."""
     events = [*_own(message, attempts), *_actions(message, actions), *_sent(items, attempts), *_sent_early(retries)]
     events += [*_left_out(items, actions), *_ended_requests(message, requests, actions)]
-    events += [*_earlier_parkings(message, attempts, items), *_begun(begun)]
+    events += [*_earlier_parkings(message, attempts, items), *_begun(begun), *_died(died)]
     handled = handlings(attempts)
     for place, attempt in enumerate(attempts):
         lost = (attempt in handled or _cut_off(attempt)) and _came_again(attempt, attempts)
@@ -246,12 +248,17 @@ def _put_together(same: Sequence[TimelineEvent]) -> Iterator[TimelineEvent]:
     yield TimelineEvent(at=same[0].at, kind="failed", title=title % {"numbers": shown}, same=tuple(same))
 
 
-def deaths_in_words(detail: str) -> str:
-    """Return how often the workers of a message died with it; empty if the detail of its parking does not say so."""
-    came_back = REDELIVERED.match(detail)
-    if came_back is None:
+def deaths_of(message: ParkedMessage) -> int:
+    """Return how often at least its workers died with a message that was parked for it; 0 for another one."""
+    came_back = REDELIVERED.match(message.detail)
+    return int(came_back[1]) if came_back else 0
+
+
+def deaths_in_words(message: ParkedMessage) -> str:
+    """Return the same as a sentence; empty if it is not known."""
+    count = deaths_of(message)
+    if not count:
         return ""
-    count = int(came_back[1])
     text = ngettext(
         "At least %(count)d time a worker took it and stopped, or lost its connection.",
         "At least %(count)d times a worker took it and stopped, or lost its connection.",
@@ -274,7 +281,7 @@ def _own(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[Timeli
     ended = next((attempt.ended_at for attempt in _parking(attempts)), None)
     if message.published_at:
         yield TimelineEvent(at=message.published_at, kind="published", title=_("Published"))
-    text = deaths_in_words(message.detail) or _detail_in_words(message.detail) or message.error_text
+    text = deaths_in_words(message) or _detail_in_words(message.detail) or message.error_text
     at = message.parked_at
     if ended is not None and at <= ended < at + CLOCK_DIFFERENCE:
         at = ended + EVENT_STEP
@@ -432,6 +439,12 @@ def _begun(begun: Iterable[Begun]) -> Iterator[TimelineEvent]:
     for one in begun:
         text = _("It was lost before it could say what it had done: that may have been done.")
         yield TimelineEvent(at=one.at, kind="begun", title=_("Begun by %(process)s") % {"process": one}, text=text)
+
+
+def _died(processes: Iterable[ConsumerProcess]) -> Iterator[TimelineEvent]:
+    for one in processes:
+        title = _("A consumer of its queue was lost, perhaps with this message: %(process)s") % {"process": one}
+        yield TimelineEvent(at=one.ended_at or one.beat_at, kind="begun", title=title, text=one.why_ended)
 
 
 def _sent_early(retries: Iterable[EarlyRetry]) -> Iterator[TimelineEvent]:

@@ -1,17 +1,23 @@
 """Who had begun a message: lost consumers that had it in a handler when they were heard of last, and did not end it."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
+from django_rmq_retry.messages.reasons import MAY_HAVE_RUN
 from django_rmq_retry.models import Attempt, ConsumerProcess, ParkedMessage
+from django_rmq_retry.models.controls import has_vanished
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.policies.verdict import ACK
 from django_rmq_retry.topology.declarations import work_queue
 from django_rmq_retry.wording import second
+
+PERHAPS_LOST_WITHIN = timedelta(hours=1)
+"""The time before its parking in which a message without a time of publication may have killed its workers."""
+MOST_LOST_SHOWN = 50
 
 
 class Begun(NamedTuple):
@@ -84,6 +90,20 @@ def begun_of(message: ParkedMessage, attempts: Iterable[Attempt]) -> tuple[Begun
         return ()
     queues = {message.queue, *(one.queue for one in known)}
     return all_begun(begun_and_lost(), queues, message.message_id, known)
+
+
+def lost_with(message: ParkedMessage) -> list[ConsumerProcess]:
+    """Return the consumers of its queue that were lost before a message was parked because its workers died.
+
+    One query for such a message. It may have killed each of them: one that kills at once is in no heartbeat.
+    """
+    if message.reason not in MAY_HAVE_RUN:
+        return []
+    since = message.published_at or message.parked_at - PERHAPS_LOST_WITHIN
+    now = database_clock.reckoned(records_alias())
+    rows = ConsumerProcess.objects.filter(has_vanished(now), beat_at__range=(since, message.parked_at))
+    known = rows.defer("in_flight").order_by("beat_at")[:MOST_LOST_SHOWN]
+    return [one for one in known if message.queue in map(work_queue, one.queues)]
 
 
 def in_words(begun: Iterable[Begun]) -> str:

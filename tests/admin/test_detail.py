@@ -30,6 +30,7 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
+from django_rmq_retry.models.controls import KILLED
 from django_rmq_retry.parked import edit
 from tests.admin import made
 from tests.admin.conftest import SUPPORT, client_of, operating, support
@@ -249,6 +250,24 @@ def test_a_list_says_which_messages_may_have_been_handled(page: Client) -> None:
     assert Page(page.get(LISTED, {"doubt": "handled"})).text.count("may have been handled") == 2
     assert run("rmq_parked", "list", "--doubt", "handled", "--json").data["total"] == 2
     assert Page(page.get(LISTED, {"doubt": "rubbish"})).text.count("may have been handled") == 0
+
+
+def test_the_page_of_a_message_that_killed_its_workers_tells_of_each_of_them(page: Client) -> None:
+    """Eight workers had paid it: "0 attempts, parked without a failed attempt", and a time line without one of them."""
+    now = timezone.now()
+    group = made.group(title="worker_stopped", reason="worker_stopped")
+    facts = {"attempts": 0, "error": "", "error_text": "", "published_at": now - timedelta(minutes=5), "parked_at": now}
+    one = made.message(group, detail="Redelivered 8 times after its workers stopped", **facts)
+    times = {"fault": KILLED, "ended_at": now - timedelta(seconds=170)}
+    for pid, ago, queues in ((7, 180, ["payments.main"]), (8, 180, ["mail"]), (9, 600, ["payments.main"])):
+        made.consumer(pid=pid, seconds=ago, queues=queues, **times)
+    seen = Page(page.get(f"{LISTED}{one.pk}/change/")).text
+
+    assert "0 · cycle 1 · at least 8 begun without an end" in seen
+    assert "It was parked because no attempt came to an end: " in seen
+    assert "! may have been handled" in seen
+    assert seen.count("A consumer of its queue was lost, perhaps with this message: worker-3:7") == 1
+    assert seen.count("A consumer of its queue was lost") == 1
 
 
 def test_a_message_that_died_with_its_worker_was_tried_at_least_once(page: Client) -> None:

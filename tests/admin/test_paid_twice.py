@@ -878,7 +878,7 @@ class TestAMessageThatDiedWithItsWorker:
         text = Page(page.get(f"{LIST}{crashed[0].pk}/change/")).text
 
         assert "before it reached a handler" not in text
-        assert f"It was parked without a failed attempt: {reason_text(crashed[0].reason)}." in text
+        assert f"It was parked because no attempt came to an end: {reason_text(crashed[0].reason)}." in text
         assert "Its handler may have begun before its worker stopped, and what it did may remain." in text
 
     @pytest.mark.parametrize("again", [True, False])
