@@ -1,7 +1,7 @@
 """The admin of the audit log."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -22,8 +22,8 @@ from django.utils.translation import gettext_lazy, ngettext, npgettext
 
 from django_rmq_retry.admin import exports, labels
 from django_rmq_retry.admin.action_facts import facts_in_words
-from django_rmq_retry.admin.labels import column, labelled, one_short_line
-from django_rmq_retry.admin.message_list import CappedPaginator, counted_as
+from django_rmq_retry.admin.labels import column, labelled, short_on_screen
+from django_rmq_retry.admin.message_list import CappedPaginator, chosen_in, counted_as
 from django_rmq_retry.admin.pages import MOST_RECORDS_LINKED, Pages, refusal
 from django_rmq_retry.health.doubts import FINDING, NAMES, finding_of
 from django_rmq_retry.markup import NOTHING, count_or_dash, counted, time_exact, visible
@@ -112,6 +112,40 @@ class ActionList(ChangeList):
     def counted(self) -> ChangeList:
         return counted_as(self, npgettext("counted", "action", "actions", self.result_count))
 
+    @property
+    def chosen(self) -> list[tuple[str, str]]:
+        """What narrows the list, for a print: filters, also such as only an address can set, and the search."""
+        named = [(name, value) for name, value, _address in chosen_in(self)]
+        known = {name for spec in self.filter_specs for name in spec.expected_parameters()}
+        return [*((name, ", ".join(map(str, values))) for name, values in self._others(known)), *named]
+
+    def _others(self, known: Collection[str | None]) -> Iterator[tuple[str, Sequence[Any]]]:
+        for name, values in self.get_filters_params().items():
+            if name not in known:
+                yield name, values if isinstance(values, (list, tuple)) else [values]
+
+    @property
+    def total(self) -> str:
+        """How many actions the list finds, as far as they are counted."""
+        return f"{count_or_dash(self.result_count)!s}{'+' if getattr(self.paginator, 'capped', False) else ''}"
+
+    @property
+    def pages(self) -> int:
+        return 1 if self.show_all else int(self.paginator.num_pages)
+
+    @property
+    def page(self) -> int:
+        return min(self.page_num, self.pages)
+
+    @property
+    def first(self) -> int:
+        """The place of the page's first action among all that the list finds."""
+        return (self.page - 1) * self.list_per_page + 1
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.result_list) - 1
+
 
 @admin.register(OperatorAction)
 class OperatorActionAdmin(Pages):
@@ -138,10 +172,12 @@ class OperatorActionAdmin(Pages):
     paginator = CappedPaginator
     change_list_template = "admin/rmq_retry/operatoraction/list.html"
 
-    when = admin.display(description=gettext_lazy("When"))(lambda _self, action: time_exact(action.at))
+    when = admin.display(description=gettext_lazy("When"))(
+        lambda _self, action: format_html('{}<span class="rmq-paper"> #{}</span>', time_exact(action.at), action.number)
+    )
     action_name = admin.display(description=gettext_lazy("Action"))(lambda _self, action: action.get_action_display())
     why = admin.display(description=gettext_lazy("Reason"))(
-        lambda _self, action: labelled(_("Reason"), one_short_line(labels.action_reason(action)) or NOTHING)
+        lambda _self, action: labelled(_("Reason"), short_on_screen(labels.action_reason(action)) or NOTHING)
     )
 
     place = column(OperatorAction, "source")
@@ -152,7 +188,7 @@ class OperatorActionAdmin(Pages):
 
     @admin.display(description=gettext_lazy("Operator"))
     def who(self, action: OperatorAction) -> str:
-        return one_short_line(f"{action.who} ({action.behalf})" if action.behalf else action.who)
+        return short_on_screen(f"{action.who} ({action.behalf})" if action.behalf else action.who)
 
     @admin.display(description=gettext_lazy("Subject"))
     def about(self, action: Any) -> SafeString | str:
@@ -173,15 +209,15 @@ class OperatorActionAdmin(Pages):
     def _object(self, action: OperatorAction, unmatched: int) -> SafeString | str:
         """Return the action's object, as a link if it has a page; its name stays readable after it is deleted."""
         if action.message is not None:
-            return self._link("parkedmessage", action.message, one_short_line(action.subject) or f"#{action.message}")
-        place, by_hand = self._place(action), one_short_line(action.subject) if _by_hand(action) else ""
+            return self._link("parkedmessage", action.message, short_on_screen(action.subject) or f"#{action.message}")
+        place, by_hand = self._place(action), short_on_screen(action.subject) if _by_hand(action) else ""
         if place and by_hand:
             return format_html("{} · {}", place, by_hand)
         number, count = _list_of(action)
         if number and action.run is None:
             # The group is that of the messages that were found: it says nothing of what was meant.
             return _list_in_words(count, unmatched)
-        return place or one_short_line(action.subject) or NOTHING
+        return place or short_on_screen(action.subject) or NOTHING
 
     def _place(self, action: OperatorAction) -> SafeString | str:
         """Return the run or the error group of an action as a link; empty if it has none."""
@@ -198,7 +234,7 @@ class OperatorActionAdmin(Pages):
     def _cause(self, action: OperatorAction) -> str:
         """Return the name of the error group, or its number if it is deleted."""
         known = action.cause if hasattr(action, "cause") else ErrorGroup.objects.filter(pk=action.group or 0).first()
-        return one_short_line(str(known)) if known else _("group #%(number)d") % {"number": action.group or 0}
+        return short_on_screen(str(known)) if known else _("group #%(number)d") % {"number": action.group or 0}
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return ActionList

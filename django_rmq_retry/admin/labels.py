@@ -1,5 +1,6 @@
 """Labels and table cells."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +14,7 @@ from django.urls import reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_lazy
@@ -69,6 +70,8 @@ LINKS: Mapping[str, Any] = {
 LONGEST_CELL, LONGEST_LINE, LONGEST_TITLE = 70, 200, 500
 LONGEST_KEY, SHORT_KEY, KEY_END = 40, 20, 9
 """A whole UUID fits; the message's own page shows a key of any length."""
+_JOINTS = re.compile(r"(?<=[@._/:])(?=.)")
+"""Where a name may break that is longer than its column."""
 TICKED = "Select this object for an action - {}"
 """A text of Django's admin, with Django's translations."""
 LEFT_OUT = ("body", "properties", "detail", "summary", "hold_reason")
@@ -269,6 +272,25 @@ def one_short_line(text: str, most: int = LONGEST_CELL) -> str:
     """Return one short line of a text."""
     line = visible(" ".join(text[: 4 * most].split()))
     return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def short_on_screen(text: str) -> SafeString:
+    """Return one short line of a text; a print has the whole, whose words break only if their column is narrower."""
+    short, whole = one_short_line(text), visible(" ".join(text.split()))
+    if short == whole:
+        return _kept_words(whole)
+    return format_html('<span class="rmq-screen">{}</span><span class="rmq-paper">{}</span>', short, _kept_words(whole))
+
+
+def _kept_words(line: str) -> SafeString:
+    """Return a line in which words that a browser would break, such as PAY-17, stay whole where there is room."""
+    words = (word if word.isalnum() or not word else _kept_word(word) for word in line.split(" "))
+    return format_html_join(" ", "{}", ((word,) for word in words))
+
+
+def _kept_word(word: str) -> SafeString:
+    parts = format_html_join(mark_safe("<wbr>"), "{}", zip(_JOINTS.split(word)))
+    return format_html('<span class="rmq-word">{}</span>', parts)
 
 
 def short_key(text: str) -> str:

@@ -346,6 +346,20 @@ def counted_as(listed: ChangeList, name: str) -> ChangeList:
     return same
 
 
+def chosen_in(listed: ChangeList) -> list[tuple[str, str, str]]:
+    """Return the filters that narrow a list: title, value, and the address without it; a search has no title."""
+    filters = []
+    for spec in listed.filter_specs:
+        if isinstance(spec, SimpleListFilter) and spec.used_parameters:
+            name = str(spec.parameter_name)
+            value = str(spec.value() or "")
+            label = {str(choice): text for choice, text in spec.lookup_choices}.get(value, value)
+            filters.append((str(spec.title), str(label), listed.get_query_string(remove=[name])))
+    if listed.query:
+        filters.append(("", listed.query, listed.get_query_string(remove=["q"])))
+    return filters
+
+
 class CappedPaginator(Paginator):  # type: ignore[type-arg]  # it is generic in the stubs only
     """A paginator that counts no further than users turn pages."""
 
@@ -540,17 +554,7 @@ class MessageList(ChangeList):
         return filters
 
     def chosen(self) -> list[tuple[str, str, str]]:
-        """Return the filters that narrow the list: title, value, and the address without the filter."""
-        filters = []
-        for spec in self.filter_specs:
-            if isinstance(spec, Word) and spec.used_parameters:
-                name = str(spec.parameter_name)
-                value = str(spec.value() or "")
-                label = {str(choice): text for choice, text in spec.lookup_choices}.get(value, value)
-                filters.append((str(spec.title), str(label), self.get_query_string(remove=[name])))
-        if self.query:
-            filters.append(("", self.query, self.get_query_string(remove=["q"])))
-        return filters
+        return chosen_in(self)
 
     @property
     def newer(self) -> str:

@@ -15,12 +15,13 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
-from django_rmq_retry import markup
+from django_rmq_retry import database_clock, markup
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health.doubts import OF_RUNS, finding_of
 from django_rmq_retry.health.processes import lost_since_now
 from django_rmq_retry.health.rules import Code
 from django_rmq_retry.models import GatedAct, LiveStatus
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.four_eyes import needs_second
 from django_rmq_retry.parked.operators import LABEL, refusal
 
@@ -64,6 +65,12 @@ def rmq_nonce(context: Context) -> SafeString:
         nonce = getattr(request, "csp_nonce", None) or getattr(request, "_csp_nonce", "")
     # Django creates its nonce when it is first converted to text; before that it is false.
     return format_html(' nonce="{}"', nonce) if str(nonce) else SafeString("")
+
+
+@register.simple_tag
+def rmq_now() -> datetime:
+    """Return the time at which a page is made, by the database's clock."""
+    return database_clock.reckoned(records_alias())
 
 
 @register.simple_tag

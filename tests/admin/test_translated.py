@@ -70,6 +70,7 @@ DATA = (
     *(
         "Gave up after 5 attempts.",
         "lead",
+        "testserver",
         "ann",
         "INC-553",
         "worker-3",
