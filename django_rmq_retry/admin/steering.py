@@ -28,7 +28,7 @@ def control(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     run = run_of(str(pk))
     action, wrong = (request.POST or request.GET).get("action", ""), ""
     if request.method == "POST":
-        wrong = _missing_reason(request, run, action)
+        wrong = _lacks_reason(run, action, request.POST.get("reason", ""))
         if not wrong:
             try:
                 _steer(run.pk, Actor.of_request(request), action, request)
@@ -71,7 +71,7 @@ def buttons(pages: Pages, request: HttpRequest, run: RequeueRun, *, silent: bool
 
 def _ways_on(run: RequeueRun) -> list[tuple[str, str, str]]:
     """Return how a run that stands can go on: labels, actions and kinds of buttons."""
-    if run.state == RunState.PAUSED and _retestable(run):
+    if run_steering.retestable(run):
         return [(_test_label(run), TEST, "main"), (_("Resume without a test"), RESUME, "")]
     if run.state == RunState.PAUSED:
         return [(_("Resume"), RESUME, "" if _unproven(run) else "main")]
@@ -102,25 +102,15 @@ def _fits(run: RequeueRun, action: str) -> bool:
     return held or (action == STOP and run.active) or (action in (RESUME, TEST) and run.state == RunState.PAUSED)
 
 
-def _retestable(run: RequeueRun) -> bool:
-    """Return True if it has failed, and a message can show whether the cause is gone before the others are sent."""
-    return run.wait in run_steering.RETESTABLE and run.unsent > 1 and run.tested_late is None
-
-
 def _unproven(run: RequeueRun) -> bool:
     """Return True if the others would be sent though a message has failed, or none has shown that they succeed."""
-    return _retestable(run) or (run.wait in run_steering.SILENT and run.tested_late is None)
+    return run_steering.retestable(run) or (run.wait in run_steering.SILENT and run.tested_late is None)
 
 
-def _missing_reason(request: HttpRequest, run: RequeueRun, action: str) -> str:
-    if not _needs_reason(run, action) or request.POST.get("reason", "").strip():
-        return ""
-    return _("Enter a reason: it is kept in the audit log.")
-
-
-def _needs_reason(run: RequeueRun, action: str) -> bool:
-    failed = run.wait in run_steering.RETESTABLE and run.tested_late is None
-    return action == STOP or (action == RESUME and failed)
+def _lacks_reason(run: RequeueRun, action: str, reason: str) -> str:
+    if action == RESUME:
+        return run_steering.resume_lacks_reason(run, reason)
+    return _("Enter a reason: it is kept in the audit log.") if action == STOP and not reason.strip() else ""
 
 
 def _test_label(run: RequeueRun) -> str:
@@ -147,7 +137,7 @@ def _ask(pages: Pages, request: HttpRequest, run: RequeueRun, action: str, wrong
         action=action,
         effect=_effect(run, action),
         warning=run.get_wait_display() if action == RESUME and _unproven(run) else "",
-        reason_needed=_needs_reason(run, action),
+        reason_needed=bool(_lacks_reason(run, action, "")),
         wrong={"reason": wrong} if wrong else {},
         **context,
     )

@@ -70,6 +70,7 @@ from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.runs import RunState, RunWait
 from django_rmq_retry.parked.checked import mark_of_run
 from django_rmq_retry.parked.groups import BURST_TOLD, STILL_GROWS, Lately, grows, has_grown
+from django_rmq_retry.parked.run_steering import resuming
 from django_rmq_retry.topology.declarations import QueueDeclaration, Role, work_queue
 from django_rmq_retry.topology.plan import Item, Plan, PlanState
 from django_rmq_retry.wording import MOST_IN_A_TEXT, duration, listed, minute, number, span
@@ -1110,8 +1111,10 @@ def in_runs(
         since = min((None if paused else run.leased_until) or run.beat_at or run.created_at, now)
         others = elsewhere.get(run.pk, 0)
         idle, explanation = now - since, _with_others(run.explanation, others).removesuffix(".")
+        itself = f"manage.py rmq_parked requeue-run {run.pk}"
         values: dict[str, object] = {
-            "command": f"manage.py rmq_parked requeue-run {run.pk}",
+            "command": itself,
+            "resume": f"{itself} {resuming(run)}" if paused else "",
             "explanation": explanation and f": {explanation}",
             "span": span(idle),
         }

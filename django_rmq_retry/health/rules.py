@@ -653,7 +653,7 @@ class Code(Enum):
     RUN_PAUSED = _warning(Area.PARKED)(
         text=_("Requeue run %(subject)s paused itself%(explanation)s."),
         why=_("%(messages)s not sent yet."),
-        fix="%(command)s --resume, or %(command)s --stop",
+        fix="%(resume)s, or %(command)s --stop",
         page=ActingPage.RUN,
     )
     PARKED = replace(

@@ -38,7 +38,7 @@ from django_rmq_retry.management.parked_choice import (
 )
 from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import ItemState, RequeueRun, RunState
-from django_rmq_retry.models.runs import ACTIVE, HELD, MIN_OUTCOMES
+from django_rmq_retry.models.runs import ACTIVE, HELD, MIN_OUTCOMES, STOOD_STILL
 from django_rmq_retry.parked import run_steering
 from django_rmq_retry.parked.checked import checked_in_words
 from django_rmq_retry.parked.early_outcomes import HANDLED_TWICE, PERHAPS_TWICE
@@ -196,8 +196,7 @@ def drive_run(command: RmqCommand, options: Options) -> Exit:
     if options["canary"] and not options["resume"]:
         raise CommandError("--canary works with --resume only.", returncode=Exit.USAGE)
     if options["resume"]:
-        resumed = run_steering.resume_run(number, actor, canary=options["canary"], reason=reason)
-        return report_run(command, resumed, options, Exit.DONE)
+        return _resume(command, run, options)
     for name, act in (("pause", run_steering.pause_run), ("stop", run_steering.stop_run)):
         if options[name]:
             return report_run(command, act(number, actor, reason=reason), options, Exit.DONE)
@@ -211,6 +210,25 @@ def drive_run(command: RmqCommand, options: Options) -> Exit:
     if run.state not in ACTIVE or run.state == RunState.PAUSED:
         return report_run(command, run, options, code_of(run))
     return follow(command, run, options)
+
+
+def _resume(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
+    """Resume a run, and say what it sends; one that has failed goes on with a test, or for a reason."""
+    canary, reason = options["canary"], options["reason"]
+    rest = f"{plural(run.unsent, 'message')} at {run.rate:g} per second"
+    failed = run_steering.has_failed(run)
+    if not canary and run_steering.resume_lacks_reason(run, reason):
+        test = "--canary to send one, and the others after it was processed, or " if run.unsent > 1 else ""
+        raise Refused(
+            f"Nothing was resumed. {STOOD_STILL.get(run.wait, run.get_wait_display())} Nothing shows yet that the "
+            f"cause is gone, and this would send {rest} without a test. Add {test}--reason to do so."
+        )
+    resumed = run_steering.resume_run(run.pk, Actor.of_shell(), canary=canary, reason=reason)
+    if canary:
+        command.say("Sends one message, and the others after it was processed.")
+    else:
+        command.say(f"Sends {rest}{', without a test' if failed else ''}.")
+    return report_run(command, resumed, options, Exit.DONE)
 
 
 def percent(text: str) -> float:
@@ -423,11 +441,11 @@ def report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exi
             command.say(f"To list them: manage.py rmq_parked list --unconfirmed-of-run {run.pk}")
         itself = f"manage.py rmq_parked requeue-run {run.pk}"
         _say_twice(command, run, itself)
-        if paused and run.wait in run_steering.RETESTABLE:
+        if run_steering.retestable(run):
             command.say(f"To send one again, and the others after it was processed: {itself} --resume --canary")
-            command.say(f"To resume it without a test: {itself} --resume")
+            command.say(f"To send all {run.unsent} without a test: {itself} --resume --reason TEXT")
         elif paused:
-            command.say(f"To resume it: {itself} --resume")
+            command.say(f"To resume it: {itself} {run_steering.resuming(run)}")
         elif run.wait in HELD:
             command.say(f"To send the rest without waiting: {itself} --resume")
         if paused:

@@ -13,7 +13,7 @@ from django_rmq_retry.models.runs import ACTIVE, HELD, UNDATED
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import locked_run, records_alias, transaction_of
 from django_rmq_retry.parked.items import skip_unsent
-from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated
+from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.pace import restart_rate
 from django_rmq_retry.parked.requeue_options import checked_rate
 
@@ -26,6 +26,28 @@ RETESTABLE = (*CANARY_ENDED, RunWait.GUARD)
 
 SILENT = (*HELD, RunWait.CANARY_SILENT, RunWait.OUTCOMES_SILENT)
 """A run resumed from one of these no longer waits for its first outcomes, because the operator goes on without them."""
+
+
+def has_failed(run: RequeueRun) -> bool:
+    """Return True if a run has paused because messages failed, and none has shown since that the cause is gone."""
+    return run.state == RunState.PAUSED and run.wait in RETESTABLE and run.tested_late is None
+
+
+def retestable(run: RequeueRun) -> bool:
+    """Return True if it has failed, and a message can show whether the cause is gone before the others are sent."""
+    return run.unsent > 1 and has_failed(run)
+
+
+def resume_lacks_reason(run: RequeueRun, reason: str) -> str:
+    """Return why a run that is resumed without a test needs a reason; empty if it has one, or needs none."""
+    return "" if reason.strip() or not has_failed(run) else _("Enter a reason: it is kept in the audit log.")
+
+
+def resuming(run: RequeueRun) -> str:
+    """Return the options of ``rmq_parked requeue-run`` that resume a paused run, with a test if it has failed."""
+    if retestable(run):
+        return "--resume --canary"
+    return "--resume --reason TEXT" if has_failed(run) else "--resume"
 
 
 def _noted(reason: str) -> dict[str, str]:
@@ -44,7 +66,8 @@ def pause_run(run_id: int, actor: Actor, *, reason: str = "") -> RequeueRun:
 def resume_run(run_id: int, actor: Actor, *, canary: bool = False, reason: str = "") -> RequeueRun:
     """Resume a run; with ``canary`` it sends one more message, and the rest after that one was processed.
 
-    A run that waits for its first outcomes sends the rest without them.
+    One that has failed needs a reason to go on without that. One that waits for its first outcomes sends the rest
+    without them.
 
     The operator has seen the failures for which a guard paused it, so the guard counts later outcomes only; it can
     pause the run again.
@@ -53,6 +76,8 @@ def resume_run(run_id: int, actor: Actor, *, canary: bool = False, reason: str =
     heard = {"beat_at": database_clock.now(records_alias())}
     changes: dict[str, Any] = {"state": RunState.RUNNING, **_noted(""), **restart_rate(), **heard}
     known = RequeueRun.objects.using(records_alias()).filter(pk=run_id).first()
+    if known is not None and not canary and (why := resume_lacks_reason(known, reason)):
+        raise Refused(why)
     if known is not None and canary:
         changes["canary_since"] = database_clock.now(records_alias())
     elif known is not None and known.awaits_canary and known.wait in RETESTABLE:

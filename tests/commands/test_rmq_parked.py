@@ -22,6 +22,7 @@ from django_rmq_retry.models import (
     RequeueItem,
     RequeueRun,
     RunState,
+    RunWait,
     State,
 )
 from tests.admin.made import attempt, outgoing, tried_again
@@ -541,13 +542,33 @@ class TestRuns:
             "The test message failed again. Check it, then send another one or stop the requeue run.",
             f"To list the messages that failed again: manage.py rmq_parked list --failed-of-run {number}",
             f"To send one again, and the others after it was processed: {itself} --resume --canary",
-            f"To resume it without a test: {itself} --resume",
+            f"To send all 2 without a test: {itself} --resume --reason TEXT",
             f"To stop it: {itself} --stop",
         ]
+        untested = parked("requeue-run", str(number), "--resume", "--reason", " ")
+        assert (untested.code, RequeueRun.objects.get().state) == (2, "paused")
+        assert untested.err == (
+            "Nothing was resumed. The test message failed again. Nothing shows yet that the cause is "
+            "gone, and this would send 2 messages at 20 per second without a test. Add --canary to send one, and the "
+            "others after it was processed, or --reason to do so."
+        )
         assert parked("list", "--failed-of-run", str(number)).lines[1][0] == ids[0]
         assert parked("requeue-run", str(number), "--canary").code == 2
-        assert parked("requeue-run", str(number), "--resume", "--canary").code == 0
-        assert RequeueRun.objects.get().awaits_canary
+        tested = parked("requeue-run", str(number), "--resume", "--canary")
+        assert (tested.code, RequeueRun.objects.get().awaits_canary) == (0, True)
+        assert "Sends one message, and the others after it was processed.\n" in tested.err
+
+    @pytest.mark.parametrize("wait", [RunWait.CANARY_FAILED, RunWait.GUARD])
+    @pytest.mark.usefixtures("wired")
+    def test_all_others_of_a_run_that_failed_are_sent_at_once_for_a_reason_alone(self, wait: str) -> None:
+        """What rmq_status advised, pasted, sent 19 payments at once, of which none had shown that the cause is gone."""
+        made = requeue_run([record().pk for _ in range(3)])
+        RequeueRun.objects.update(state=RunState.PAUSED, wait=wait, sent=1, failed=1)
+        told = parked("requeue-run", str(made.pk), "--resume", "--reason", "bank is back, INC-7")
+
+        assert (told.code, RequeueRun.objects.get().state) == (0, RunState.RUNNING)
+        assert "Sends 2 messages at 20 per second, without a test.\n" in told.err
+        assert OperatorAction.objects.latest("number").reason == "bank is back, INC-7"
 
     @pytest.mark.usefixtures("wired")
     def test_a_run_without_first_outcomes_is_left_with_why_and_how_to_go_on(

@@ -906,6 +906,24 @@ def test_requeue_runs(fields: dict[str, Any], expected: str) -> None:
     assert len(found) == bool(expected)
 
 
+@pytest.mark.parametrize(
+    ("wait", "sent", "expected"),
+    [
+        (RunWait.CANARY_FAILED, 2, "--resume --canary"),
+        (RunWait.GUARD, 2, "--resume --canary"),
+        (RunWait.GUARD, 8, "--resume --reason TEXT"),
+        (RunWait.OUTCOMES_SILENT, 2, "--resume"),
+        ("", 2, "--resume"),
+    ],
+)
+def test_a_run_whose_messages_failed_is_to_be_resumed_with_a_test(wait: str, sent: int, expected: str) -> None:
+    run = RequeueRun(pk=8, state=RunState.PAUSED, wait=wait, created_at=NOW, total=9, sent=sent)
+    [problem] = in_runs([run], NOW)
+
+    itself = "manage.py rmq_parked requeue-run 8"
+    assert problem.fix == f"{itself} {expected}, or {itself} --stop"
+
+
 HARM = """
 Errors: done twice, or about to be:
     DONE_TWICE HANDLED_TWICE STILL_AT_IT VANISHED_IN_HAND

@@ -455,7 +455,7 @@ def test_a_run_sends_no_message_twice_that_fails_again_and_its_guard_pauses_it(
 
     assert (run.state, run.wait, run.failed) == (RunState.PAUSED, RunWait.GUARD, len(again))
     run_steering.change_rate(run.pk, ANN, rate=100)
-    run = sent(run_steering.resume_run(run.pk, ANN))
+    run = sent(run_steering.resume_run(run.pk, ANN, reason="looked into"))
     assert sorted([*again, *(name for name, *_ in arrived(amqp, 8 - len(again)))]) == names
     assert ready(amqp, WAITING) == len(again)
     assert run.sent == 8

@@ -434,7 +434,7 @@ class TestGuards:
         clock.now += 1
         one.step()
         assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.CANARY_FAILED)
-        resume_run(run.pk, ANN)
+        resume_run(run.pk, ANN, reason="looked into")
         drive_run(run)
 
         assert states(run) == ["failed", "sent", "sent"]
@@ -530,7 +530,7 @@ class TestGuards:
             outcome(run, place, good=False)
             clock.now += 1
             one.step()
-            resume_run(run.pk, ANN, canary=place == 1)
+            resume_run(run.pk, ANN, canary=place == 1, reason="looked into")
         one.step()
 
         assert states(run) == ["failed", "failed", "sent"]
