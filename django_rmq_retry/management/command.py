@@ -28,6 +28,7 @@ from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.health.facts import Unmigrated
 from django_rmq_retry.management.databases import DatabaseAway, named_errors, pinned, wait_for_locks
 from django_rmq_retry.management.terminal import clock, printable, utc
+from django_rmq_retry.messages.texts import REASON_CHARACTERS
 from django_rmq_retry.models import ApprovalRequest, Declared, RequestState
 from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.database import records_alias
@@ -118,6 +119,7 @@ class RmqCommand(BaseCommand):
     @no_translations
     def handle(self, *_args: Any, **options: Any) -> None:
         using = options.get("using")
+        _check_lengths(options)
         check_known("database", [using] if using else [], connections)
         wait_for_locks()
         try:
@@ -213,6 +215,15 @@ class RmqCommand(BaseCommand):
             answer = input()
         if answer.strip().lower() != "yes":
             raise CommandError("Not confirmed; nothing was changed.", returncode=Exit.UNCONFIRMED)
+
+
+def _check_lengths(options: Options) -> None:
+    """Refuse a reason or remark that could not be stored as it is: its last words may be those that matter."""
+    begins = len(f"{options['category']}: ") if options.get("category") else 0
+    for name in ("reason", "remark"):
+        typed, most = len((options.get(name) or "").strip()), REASON_CHARACTERS - begins
+        if typed > most:
+            raise usage_error(f"--{name} takes at most {most} characters, not {typed}. Nothing was done.")
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:

@@ -7,6 +7,9 @@ ERROR_TEXT_BYTES = 400
 COLUMN_BYTES = 255
 """The most bytes of a name or a reason that is stored in a column: these columns hold 255 characters."""
 
+REASON_CHARACTERS = 255
+"""The most characters of what an operator writes that is stored: of a reason, or a remark."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorNote:
@@ -41,3 +44,10 @@ def short(value: object, limit: int = ERROR_TEXT_BYTES) -> str:
     if len(encoded) <= limit:
         return encoded.decode()
     return encoded[: limit - 3].decode("utf-8", "ignore") + "…"
+
+
+def short_reason(text: str) -> str:
+    """Return what an operator wrote as it is stored: its fields take characters, of any alphabet, and not bytes."""
+    # No character has more than four bytes.
+    whole = short(text, 4 * REASON_CHARACTERS)
+    return whole if len(whole) <= REASON_CHARACTERS else f"{whole[: REASON_CHARACTERS - 1]}…"

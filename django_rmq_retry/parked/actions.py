@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.messages.texts import COLUMN_BYTES, short
+from django_rmq_retry.messages.texts import short_reason
 from django_rmq_retry.models import Action, DiscardCategory, GatedAct, ParkedMessage, State
 from django_rmq_retry.models.parked import DONE_OTHERWISE, NOBODY_DID_IT, OPEN, RESOLVED, discarded_for
 from django_rmq_retry.ordering.keys import resolved
@@ -153,7 +153,7 @@ def discarding(category: str, text: str = "") -> Change:
         raise Refused(sentence % {"category": category, "known": ", ".join(DiscardCategory.values)})
     if category == DiscardCategory.OTHER and not text.strip():
         raise Refused(_("Enter an explanation: it is required for the reason “other”."))
-    reason = short(f"{category}: {text.strip()}" if text.strip() else category, COLUMN_BYTES)
+    reason = short_reason(f"{category}: {text.strip()}" if text.strip() else category)
     now = database_clock.now(records_alias())
     return Change(
         action=Action.DISCARD,
@@ -190,7 +190,7 @@ def hold(
     now = database_clock.now(records_alias())
     if timezone.is_naive(until) or not now < until <= now + LONGEST_HOLD:
         raise Refused(_("A hold must end in the future, within a year."))
-    changes = {"held_until": until, "hold_reason": short(reason, COLUMN_BYTES)}
+    changes = {"held_until": until, "hold_reason": short_reason(reason)}
     facts = {"until": until.isoformat()}
     change = Change(action=Action.HOLD, states=OPEN, state=State.ON_HOLD, changes=changes, reason=reason, facts=facts)
     return perform(change, selection, actor, allowed=allowed)

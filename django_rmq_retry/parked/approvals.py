@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
-from django_rmq_retry.messages.texts import COLUMN_BYTES, short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short, short_reason
 from django_rmq_retry.models import (
     Action,
     ApprovalRequest,
@@ -116,7 +116,7 @@ def ask(wish: Wish, actor: Actor) -> ApprovalRequest:
         act=wish.act,
         count=wish.count,
         subject=short(wish.subject, COLUMN_BYTES),
-        reason=short(wish.reason, COLUMN_BYTES),
+        reason=short_reason(wish.reason),
         wish=wish.text,
         body=wish.body,
         properties=wish.properties,
@@ -208,7 +208,7 @@ def _decide(number: int, actor: Actor, remark: str, seen: str | None) -> Approva
     if request.state == RequestState.APPROVED:
         return request
     now = database_clock.now(records_alias())
-    request.state, request.decided_at, request.remark = RequestState.APPROVED, now, short(remark, COLUMN_BYTES)
+    request.state, request.decided_at, request.remark = RequestState.APPROVED, now, short_reason(remark)
     request.decided_by_user_id, request.decided_by = actor.user_id, actor.name
     named = _named(request)
     changed = ACTS[request.act].carry_out(_approved(request))
@@ -230,7 +230,7 @@ def reject(number: int, actor: Actor, *, reason: str) -> ApprovalRequest:
     _check_waits(request)
     request.state, request.decided_at = RequestState.REJECTED, database_clock.now(records_alias())
     request.decided_by_user_id, request.decided_by = actor.user_id, actor.name
-    request.remark = short(reason.strip(), COLUMN_BYTES)
+    request.remark = short_reason(reason.strip())
     _log(request, actor, Action.REJECT, named=_named(request), reason=reason, asked_by=request.by)
     _empty(request)
     request.save(using=records_alias())

@@ -10,7 +10,7 @@ from django.db import router, transaction
 from django.db.models import Count, F, Q
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.messages.texts import COLUMN_BYTES, short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short, short_reason
 from django_rmq_retry.models import (
     Action,
     AuditHead,
@@ -77,7 +77,7 @@ def log_action(
             actor_key="" if actor.user_id is None else str(actor.user_id),
             behalf=actor.behalf,
             action=action,
-            reason=short(reason, COLUMN_BYTES),
+            reason=short_reason(reason),
             message=message,
             first_message=min(messages, default=None),
             last_message=max(messages, default=None),

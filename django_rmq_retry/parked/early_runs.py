@@ -6,7 +6,7 @@ from django.db.models import F, Q, QuerySet
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.messages.texts import COLUMN_BYTES, short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short, short_reason
 from django_rmq_retry.models import Action, ItemState, RequeueRun, RunState
 from django_rmq_retry.models.runs import RUN_COUNTERS, SENDING
 from django_rmq_retry.parked.audit import log_action
@@ -63,7 +63,7 @@ def start(
         by_user_id=actor.user_id,
         by=actor.name,
         source=actor.source,
-        reason=short(reason, COLUMN_BYTES),
+        reason=short_reason(reason),
         retries_of=queue,
         selection={
             "filter": {"queue": queue, **wanted.facts(), **excluded},

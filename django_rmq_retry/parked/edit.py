@@ -26,7 +26,7 @@ from django_rmq_retry.messages.masking import indented, is_json, masked
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import Original
 from django_rmq_retry.messages.properties import Headers, decode_properties, encode_properties
-from django_rmq_retry.messages.texts import COLUMN_BYTES, short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short, short_reason
 from django_rmq_retry.models import Action, GatedAct, MessageVersion, ParkedMessage
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.copies import contents
@@ -485,7 +485,7 @@ def next_version(
         sha256=hashlib.sha256(proposal.body).hexdigest(),
         at=at,
         by=actor.name,
-        reason=short(reason, COLUMN_BYTES),
+        reason=short_reason(reason),
     )
 
 

@@ -10,7 +10,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.queue_state import Flow, QueueState
 from django_rmq_retry.breakers.table import columns_of, state_of, states
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import short_reason
 from django_rmq_retry.models import Action, GatedAct, QueueControl
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import transaction_of
@@ -19,7 +19,6 @@ from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Re
 from django_rmq_retry.policies.breaker import CLOSED
 from django_rmq_retry.statements import locking
 
-REASON_LIMIT = 255
 PAUSE_COLUMNS = ("paused", "by", "reason", "since", "until")
 
 
@@ -54,7 +53,7 @@ def pause_queue(queue: str, actor: Actor, *, reason: str, until: datetime | None
         raise Refused(_("The time at which the queue resumes is in the past."))
     control = _locked_control(queue)
     kept = state_of(control).is_paused(now.timestamp())
-    control.paused, control.by, control.reason = True, actor.name, short(reason.strip(), REASON_LIMIT)
+    control.paused, control.by, control.reason = True, actor.name, short_reason(reason.strip())
     control.since, control.until = control.since if kept else now, until
     control.save(update_fields=PAUSE_COLUMNS)
     facts = {"until": until and until.isoformat(timespec="seconds")}

@@ -9,7 +9,7 @@ from django.db.models import Count, QuerySet
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.messages.texts import COLUMN_BYTES, short
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short, short_reason
 from django_rmq_retry.models import Action, GatedAct, ParkedMessage, RequeueRun, RunState
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import end_expired_claims
@@ -61,7 +61,7 @@ def start(
         approved_by_user_id=actor.approval.user_id if actor.approval else None,
         approved_by=actor.approval.by if actor.approval else "",
         source=actor.source,
-        reason=short(reason, COLUMN_BYTES),
+        reason=short_reason(reason),
         selection=selection.facts(),
         description=short(description, COLUMN_BYTES),
         target=options.target,

@@ -7,7 +7,7 @@ from django.db.models import F
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.messages.texts import COLUMN_BYTES, short
+from django_rmq_retry.messages.texts import short_reason
 from django_rmq_retry.models import Action, ItemState, ParkedMessage, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import ACTIVE, HELD, UNDATED
 from django_rmq_retry.parked.audit import log_action
@@ -52,7 +52,7 @@ def resuming(run: RequeueRun) -> str:
 
 def _noted(reason: str) -> dict[str, str]:
     """Return the operator's note, which replaces the code for which the run waited."""
-    return {"wait": "", "note": short(reason, COLUMN_BYTES)}
+    return {"wait": "", "note": short_reason(reason)}
 
 
 def pause_run(run_id: int, actor: Actor, *, reason: str = "") -> RequeueRun:

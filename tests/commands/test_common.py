@@ -11,10 +11,10 @@ from django.core.management import CommandError, call_command
 from django.db import router
 
 from django_rmq_retry.management.databases import pinned
-from django_rmq_retry.models import OperatorAction, ParkedMessage
+from django_rmq_retry.models import Action, OperatorAction, ParkedMessage
 from tests.amqp.line_between import between
 from tests.commands.running import Exit, run
-from tests.operators.made import record
+from tests.operators.made import logged, record
 from tests.tooling.brokers import using_broker
 
 NO_BROKER = {"URL": "amqp://guest:guest@127.0.0.1:1/"}
@@ -99,3 +99,35 @@ def test_a_name_too_long_for_amqp_is_refused_before_anything_is_sent(option: str
 
     with pytest.raises(CommandError, match=f"argument {option}: takes at most 255 bytes, not 256"):
         call_command("rmq_publish", *where, option, "ä" * 128)
+
+
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        (("rmq_parked", "discard", "1", "--category", "duplicate"), 244),
+        (("rmq_parked", "hold", "1", "--for", "3d"), 255),
+        (("rmq_parked", "requeue", "1", "--yes"), 255),
+        (("rmq_parked", "requeue-run", "1", "--pause"), 255),
+        (("rmq_parked", "checked", "PERHAPS_TWICE", "--yes"), 255),
+        (("rmq_queue", "pause", "payments.charge"), 255),
+    ],
+)
+@pytest.mark.django_db
+def test_a_reason_that_could_not_be_stored_as_it_is_is_refused(words: tuple[str, ...], most: int) -> None:
+    with pytest.raises(CommandError, match=f"--reason takes at most {most} characters, not {most + 1}. Nothing was"):
+        call_command(*words, "--reason", "ж" * (most + 1))
+    assert OperatorAction.objects.count() == 0
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("letter", ["a", "ж", "💩"])
+def test_the_longest_reason_is_stored_as_it_is_in_any_alphabet(letter: str) -> None:
+    one = record()
+    call_command("rmq_parked", "discard", str(one.pk), "--category", "duplicate", "--yes", "--reason", letter * 244)
+
+    assert OperatorAction.objects.get().reason == f"duplicate: {letter * 244}"
+
+
+@pytest.mark.django_db
+def test_code_may_give_a_longer_reason_which_is_shortened() -> None:
+    assert logged(Action.DISCARD, reason="ж" * 256).reason == "ж" * 254 + "…"
