@@ -67,7 +67,7 @@ from django_rmq_retry.health.rules import (
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, GatedAct, ParkedMessage, QueueControl, RequeueRun
 from django_rmq_retry.models.boxes import PendingRows
-from django_rmq_retry.models.runs import RunState, RunWait
+from django_rmq_retry.models.runs import PACED, RunState, RunWait
 from django_rmq_retry.parked.checked import mark_of_run
 from django_rmq_retry.parked.groups import BURST_TOLD, STILL_GROWS, Lately, grows, has_grown
 from django_rmq_retry.parked.run_steering import resuming
@@ -78,7 +78,7 @@ from django_rmq_retry.wording import MOST_IN_A_TEXT, duration, listed, minute, n
 MOST_REQUESTS_NAMED = 3
 NEARLY_ALL = 0.8
 """The share of all parked messages from which the page of their largest cause is where to begin."""
-USUAL_WAITS = ("", RunWait.LISTING, RunWait.QUEUE_DEEP, RunWait.KEYS_WAIT, RunWait.CANARY_WAITS, RunWait.OUTCOMES_WAIT)
+USUAL_WAITS = ("", RunWait.LISTING, *PACED, RunWait.CANARY_WAITS, RunWait.OUTCOMES_WAIT)
 """The reasons for which a requeue run waits without a problem."""
 DIED_TOGETHER = timedelta(hours=1)
 """If no consumer is alive, those are named that died within this time before the last one, not those of last week."""
@@ -1121,7 +1121,7 @@ def in_runs(
         code = None
         if run.state == RunState.PAUSED:
             code = Code.RUN_PAUSED if run.wait else Code.RUN_HELD
-        elif stands := run.idle_since(now):
+        elif run.wait != RunWait.KEYS_WAIT and (stands := run.idle_since(now)):
             code, since = Code.RUN_WAITS, stands
         elif run.wait not in USUAL_WAITS:
             code = Code.RUN_WAITS

@@ -713,12 +713,15 @@ class Migration(migrations.Migration):
                             ("listing", "The requeue run lists its messages and sends them afterwards."),
                             ("broker_away", "No connection to the broker. The requeue run resumes automatically."),
                             ("queue_deep", "It sends whenever its queue has at most %(most)s ready."),
-                            ("queue_full", "The queue rejected it because the queue is full."),
+                            ("queue_full", "Its queue is full: it sends whenever there is room."),
                             (
                                 "depth_unknown",
                                 "The broker does not report how many messages the queue holds. The requeue run resumes when it does.",
                             ),
-                            ("keys_wait", "Waits for the outcome of earlier messages with the same business key."),
+                            (
+                                "keys_wait",
+                                "It sends each message after the outcome of the one before with its business key.",
+                            ),
                             ("canary_waits", "One message was sent. The others follow when it has been processed."),
                             (
                                 "canary_failed",

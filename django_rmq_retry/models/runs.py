@@ -46,18 +46,18 @@ ACTIVE = (*SENDING, RunState.WAITING)
 class RunWait(models.TextChoices):
     """The reason that a requeue run sends nothing now, as a code; its text is made when it is shown.
 
-    ``QUEUE_DEEP`` stays while its queue is at the limit: the run sends as that empties.
+    Those in ``PACED`` stay while the run sends as fast as its queue empties, or as outcomes come.
     """
 
     LISTING = "listing", _("The requeue run lists its messages and sends them afterwards.")
     BROKER_AWAY = "broker_away", _("No connection to the broker. The requeue run resumes automatically.")
     QUEUE_DEEP = "queue_deep", _("It sends whenever its queue has at most %(most)s ready.")
-    QUEUE_FULL = "queue_full", _("The queue rejected it because the queue is full.")
+    QUEUE_FULL = "queue_full", _("Its queue is full: it sends whenever there is room.")
     DEPTH_UNKNOWN = (
         "depth_unknown",
         _("The broker does not report how many messages the queue holds. The requeue run resumes when it does."),
     )
-    KEYS_WAIT = "keys_wait", _("Waits for the outcome of earlier messages with the same business key.")
+    KEYS_WAIT = "keys_wait", _("It sends each message after the outcome of the one before with its business key.")
     CANARY_WAITS = "canary_waits", _("One message was sent. The others follow when it has been processed.")
     CANARY_FAILED = (
         "canary_failed",
@@ -94,6 +94,8 @@ class RunWait(models.TextChoices):
     )
 
 
+PACED = (RunWait.QUEUE_DEEP, RunWait.QUEUE_FULL, RunWait.KEYS_WAIT)
+"""Waits of a run that sends, but more slowly than its rate."""
 HELD = (RunWait.OUTCOMES_WAIT, RunWait.NO_CONSUMER)
 """Waits of a run that sends the rest once it has outcomes, or at once if an operator resumes it."""
 STOOD_STILL: Mapping[str, Any] = {
@@ -281,11 +283,11 @@ class RequeueRun(models.Model):
         return self.heard_at < now - SILENT_AFTER
 
     def idle_since(self, now: datetime) -> datetime | None:
-        """Return since when a run has sent nothing because its queue does not empty; None if it sends as that empties.
+        """Return since when a run has sent nothing because no room or no outcome comes; None if it sends as they come.
 
-        A queue with a slow handler empties slowly: three times the usual time between two messages has to pass.
+        With a slow handler they come slowly: three times the usual time between two messages has to pass.
         """
-        if self.state != RunState.RUNNING or self.wait != RunWait.QUEUE_DEEP:
+        if self.state != RunState.RUNNING or self.wait not in PACED:
             return None
         begun, sent = self.paced_at or self.started_at or self.created_at, self.sent - self.paced_sent
         if self.sent_at is None:
@@ -391,7 +393,7 @@ class RequeueRun(models.Model):
 
     @property
     def idle_text(self) -> str:
-        """Return since when it has sent nothing because its queue does not empty; empty if it sends as that empties."""
+        """Return since when it has sent nothing although it would; empty if it sends as room or outcomes come."""
         using = self._state.db or router.db_for_write(type(self))
         since = self.idle_since(database_clock.reckoned(using))
         return "" if since is None else str(_("Nothing has been sent since %(time)s.")) % {"time": second(since)}

@@ -18,6 +18,7 @@ from django_rmq_retry.amqp.withdrawal import Withdrawal, Withdrawn
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import Attempt, EarlyRetry, ItemState, RequeueRun, RunState, RunWait
+from django_rmq_retry.models.runs import SENT_LATELY
 from django_rmq_retry.parked.database import records_alias, transaction_of
 from django_rmq_retry.parked.early_choice import RetryChoice, RetryFilter, WaitingRetry
 from django_rmq_retry.parked.early_outcomes import note_in
@@ -50,6 +51,8 @@ class EarlySender:
         self._withdrawal: Withdrawal | None = None
         self._held: list[WaitingRetry] = []
         self._not_seen = ""
+        self._refused_at = float("-inf")
+        """When a full queue refused a retry last."""
 
     def send(self, run: RequeueRun, room: int) -> float | None:
         """Send up to ``room`` retries; return the seconds until the next slice, or None if none is left to send.
@@ -69,7 +72,8 @@ class EarlySender:
             return None
         recount(run.pk)
         self._pace.spend(sent)
-        self._lease.note_wait(run, None)
+        full = self._clock() - self._refused_at < SENT_LATELY.total_seconds()
+        self._lease.note_wait(run, RunWait.QUEUE_FULL if full else None)
         return self._pace.wait(run.rate)
 
     def find_outcomes(self, run: RequeueRun) -> None:
@@ -160,6 +164,9 @@ class EarlySender:
         if isinstance(failed, (BrokerUnreachable, BrokerRefused, Refusal)) and not final:
             self._lease.note_wait(run, RunWait.BROKER_AWAY)
         elif isinstance(failed, CopyFailed) and failed.full:
+            self._refused_at = self._clock()
+            # It took those before that one.
+            recount(run.pk)
             self._lease.note_wait(run, RunWait.QUEUE_FULL)
         else:
             wait = "" if isinstance(failed, Refused) else RunWait.NO_WAY_BACK

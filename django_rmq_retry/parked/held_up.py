@@ -48,5 +48,5 @@ def in_few_words(stopped: Sequence[QueueState]) -> str:
 
 def _waiting(run: RequeueRun) -> list[ItemState]:
     states = [ItemState.SENT] if run.tally[ItemState.SENT] else []
-    deep = run.state == RunState.RUNNING and run.wait == RunWait.QUEUE_DEEP
+    deep = run.state == RunState.RUNNING and run.wait in (RunWait.QUEUE_DEEP, RunWait.QUEUE_FULL)
     return [*states, ItemState.PENDING] if deep else states

@@ -9,7 +9,7 @@ from django.db import DatabaseError
 from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.contracts import Cause, PublishEnd, unsent
 from django_rmq_retry.models import ItemReason, ParkedMessage, RequeueRun, RunState, RunWait
-from django_rmq_retry.models.runs import LONGEST_GAP
+from django_rmq_retry.models.runs import LONGEST_GAP, SENT_LATELY
 from django_rmq_retry.parked.claims import Claim, ClaimResult, claim, claim_lifetime, skip_items, store_results
 from django_rmq_retry.parked.copies import copies_of, publish
 from django_rmq_retry.parked.database import locked_run, records_alias, transaction_of
@@ -32,6 +32,8 @@ class ItemSender:
         self._timeout = timeout
         self._clock = clock
         self._unconfirmed_slices = 0
+        self._refused_at = float("-inf")
+        """When a full queue refused a message last."""
 
     def send(self, run: RequeueRun, room: int) -> float | None:
         """Send up to ``room`` messages; return the seconds until the next slice, or None if none is left to send."""
@@ -52,7 +54,7 @@ class ItemSender:
         results = publish(claims, timeout=self._timeout, quiet=partial(self._keep, run))
         store_results(run.pk, results)
         self._pace.spend(len(claims))
-        self._judge(run, claims, results)
+        self._judge(run, claims, results, choice)
         return self._pace.wait(run.rate)
 
     def find_outcomes(self, run: RequeueRun) -> None:
@@ -72,15 +74,19 @@ class ItemSender:
             if self._lease.renew() is not None and not self._targets.is_reachable():
                 self._lease.note_wait(run, RunWait.BROKER_AWAY)
 
-    def _judge(self, run: RequeueRun, claims: Sequence[Claim], results: Sequence[ClaimResult]) -> None:
+    def _judge(
+        self, run: RequeueRun, claims: Sequence[Claim], results: Sequence[ClaimResult], choice: ItemChoice
+    ) -> None:
         outcomes = {one.kind for one in results if one.result.cause is not Cause.UNWRITABLE}
         for one in claims:
             self._targets.added(one.copy.routing_key, 1)
+        if PublishEnd.NACKED in outcomes:
+            self._refused_at = self._clock()
         if PublishEnd.CONFIRMED in outcomes:
             self._unconfirmed_slices = 0
             if run.wait == RunWait.BROKER_AWAY or _stood(run):
                 self._lease.change(**restart_rate())
-            self._lease.note_wait(run, RunWait.QUEUE_DEEP if self._have_filled(run, claims) else None)
+            self._lease.note_wait(run, self._pacing(run, claims, choice))
         elif PublishEnd.UNKNOWN in outcomes:
             self._unconfirmed_slices += 1
             if self._unconfirmed_slices > 1:
@@ -89,6 +95,18 @@ class ItemSender:
             self._lease.note_wait(run, RunWait.BROKER_AWAY)
         elif PublishEnd.NACKED in outcomes:
             self._lease.note_wait(run, RunWait.QUEUE_FULL)
+
+    def _pacing(self, run: RequeueRun, claims: Sequence[Claim], choice: ItemChoice) -> RunWait | None:
+        """Return what a run that has just sent sends more slowly for than at its rate; None if nothing is.
+
+        It lasts for as long as it may come again with the next slice.
+        """
+        if self._have_filled(run, claims):
+            return RunWait.QUEUE_DEEP
+        if self._clock() - self._refused_at < SENT_LATELY.total_seconds():
+            return RunWait.QUEUE_FULL
+        behind = choice.waits_for_key and (choice.takes_more or run.wait == RunWait.KEYS_WAIT)
+        return RunWait.KEYS_WAIT if behind else None
 
     def _have_filled(self, run: RequeueRun, claims: Sequence[Claim]) -> bool:
         """Return True if the queues to which these were sent take no more now, so that the run sends as they empty."""
@@ -108,7 +126,7 @@ class ItemSender:
 
 
 def _stood(run: RequeueRun) -> bool:
-    """Return True if its queue had not emptied for long, as one that was paused: that says nothing about the rate."""
+    """Return True if it had sent nothing for long, as to a queue that was paused: that says nothing about the rate."""
     now = database_clock.reckoned(records_alias())
     since = run.idle_since(now)
     return since is not None and now - since > LONGEST_GAP

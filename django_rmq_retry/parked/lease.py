@@ -7,6 +7,7 @@ from django.db.models import Q, QuerySet
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import RequeueRun, RunState, RunWait
+from django_rmq_retry.models.runs import PACED
 from django_rmq_retry.parked.database import locked_run, records_alias
 from django_rmq_retry.parked.pace import restart_rate
 
@@ -48,8 +49,8 @@ class RunLease:
     def note_wait(self, run: RequeueRun, wait: RunWait | None) -> None:
         """Store the reason that the run sends nothing now; None if it sends."""
         if run.wait != (wait or ""):
-            # A queue at its limit sets the pace, about which what was sent until then says nothing.
-            paced = restart_rate() if RunWait.QUEUE_DEEP in (run.wait, wait) else {}
+            # Another pace begins, about which what was sent until then says nothing.
+            paced = restart_rate() if {run.wait, wait}.intersection(PACED) else {}
             self.change(**run.waits(wait or "", database_clock.now(records_alias())), **paced)
 
     def _rows(self) -> QuerySet[RequeueRun]:

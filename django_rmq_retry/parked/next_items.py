@@ -36,6 +36,11 @@ class ItemChoice:
         self._bytes = 0
         self._choose()
 
+    @property
+    def takes_more(self) -> bool:
+        """True if it would have taken more."""
+        return len(self.items) < self._most
+
     def _choose(self) -> None:
         for page in _pages(self._run):
             if self._run.one_by_one:

@@ -1079,6 +1079,28 @@ def test_a_run_whose_queue_does_not_empty_says_since_when_it_has_sent_nothing(
         assert f"Requeue run {run.pk} waits: {idle} It sends whenever its queue has at most 3 ready." in live
 
 
+@pytest.mark.parametrize("wait", [RunWait.KEYS_WAIT, RunWait.QUEUE_FULL])
+def test_a_run_that_sends_as_outcomes_or_room_come_is_green_until_none_comes(page: Client, wait: RunWait) -> None:
+    """It was "Sends nothing now" and "Sending, 20 per second" by turns, four times a second."""
+    made.consumer()
+    now = timezone.now()
+    counts = {"total": 100, "sent": 19, "paced_sent": 4, "processed": 14}
+    times = {"started_at": now - timedelta(seconds=20), "paced_at": now - timedelta(seconds=20), "beat_at": now}
+    run = run_of(wait=wait, sent_at=now, **counts, **times)
+    text, listed, live = shown(page, run), Page(page.get(RUNS)).text, needs(page)
+    updated(run, sent_at=now - timedelta(seconds=15), paced_at=now - timedelta(seconds=30))
+    stands = f"◔ Sends nothing now Nothing has been sent since {second(now - timedelta(seconds=15))}. {wait.label}"
+
+    assert f"● Sending {wait.label}" in text
+    assert re.search(r"19 of 100 sent · measured: about 0.7\d per second · 1 min [45]\d s left", text)
+    assert f"● Sending {wait.label}" in listed
+    assert live == []
+    assert stands in shown(page, run)
+    assert stands in Page(page.get(RUNS)).text
+    # The outcome that comes next may be that of a retry which waits for an hour.
+    assert bool(needs(page)) is (wait == RunWait.QUEUE_FULL)
+
+
 def test_a_run_that_is_held_back_by_a_deep_queue_names_it_and_who_paused_it(
     page: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1156,12 +1178,9 @@ def test_a_run_leads_to_its_messages_without_an_outcome_and_each_can_be_discarde
     assert [ParkedMessage.objects.get(pk=one.pk).state for one in (lost, late)] == ["discarded", "requeued"]
 
 
-@pytest.mark.parametrize(
-    "wait",
-    [RunWait.KEYS_WAIT, RunWait.CANARY_WAITS, RunWait.QUEUE_FULL, RunWait.OUTCOMES_WAIT],
-)
+@pytest.mark.parametrize("wait", [RunWait.DEPTH_UNKNOWN, RunWait.CANARY_WAITS, RunWait.OUTCOMES_WAIT])
 def test_a_run_that_sends_nothing_now_is_not_green_and_says_why(page: Client, wait: RunWait) -> None:
-    """ "● Sending, 20 per second" stood beside "The queue rejected it because the queue is full"."""
+    """ "● Sending, 20 per second" stood beside the reason that it waits for."""
     made.consumer()
     now = timezone.now()
     run = run_of(sent=4, wait=wait, canary=wait == RunWait.CANARY_WAITS, started_at=now, beat_at=now)

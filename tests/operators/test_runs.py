@@ -620,6 +620,24 @@ class TestKeys:
         assert run.items.get(place=4).skip_code == ItemReason.KEY_FAILED
 
     @pytest.mark.usefixtures("wired")
+    def test_a_run_that_sends_as_outcomes_come_keeps_its_reason_while_some_wait(self) -> None:
+        """Between two outcomes it was noted four times a second that it sends, and that it sends nothing."""
+        run, clock = started(3, key=lambda _: "payment:7", rate=100), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        stepped(one, clock, 2)
+        first, at = now(run), timezone.now()
+        outcome(run, 1, good=True)
+        stepped(one, clock)
+        second = now(run)
+        outcome(run, 2, good=True)
+        stepped(one, clock)
+
+        assert (first.sent, first.wait, first.idle_since(at)) == (1, RunWait.KEYS_WAIT, None)
+        assert first.idle_since(at + timedelta(seconds=11)) is not None
+        assert (second.sent, second.wait) == (2, RunWait.KEYS_WAIT)
+        assert (now(run).sent, now(run).wait) == (3, "")
+
+    @pytest.mark.usefixtures("wired")
     def test_included_duplicates_do_not_wait_for_each_other(self) -> None:
         run = started(3, key=lambda _: "payment:7", rate=100, include=["duplicates"])
         drive_run(run)
@@ -833,6 +851,25 @@ class TestBroker:
 
         check_counters()
         assert states(run) == ["sent", "sent"]
+
+    def test_a_run_that_sends_whenever_a_full_queue_has_room_keeps_its_reason(self, wired: BlockingChannel) -> None:
+        """Each message that the queue took ended the reason, which the next one brought back."""
+        wired.queue_delete(QUEUE)
+        wired.queue_declare(QUEUE, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        run, clock = started(5, rate=1), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        stepped(one, clock, 2)
+        full = now(run)
+        wired.queue_purge(QUEUE)
+        stepped(one, clock)
+        taken = now(run)
+        wired.queue_purge(QUEUE)
+        clock.now += 10
+        stepped(one, clock)
+
+        assert (full.sent, full.wait) == (1, RunWait.QUEUE_FULL)
+        assert (taken.sent, taken.wait) == (2, RunWait.QUEUE_FULL)
+        assert (now(run).sent, now(run).wait) == (3, "")
 
     def test_missing_confirms_pause_the_run_and_double_nothing(
         self, settings: Any, broker_url: str, amqp: BlockingChannel
