@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.choice import taken_keys
 from django_rmq_retry.admin.contents import TEXT_LIMIT
-from django_rmq_retry.admin.message_page import beyond_forms, of_message, waits_in
+from django_rmq_retry.admin.message_page import beyond_forms, of_message
 from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.admin.requeue_form import RequeueForm, targets_of
 from django_rmq_retry.admin.timeline import TraceLine, trace_of
@@ -26,6 +26,7 @@ from django_rmq_retry.parked.edit import Proposal, editable, editable_text, laid
 from django_rmq_retry.parked.edited_keys import others_with
 from django_rmq_retry.parked.findings import RequeueReport, RequeueTerms, report
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded, needs_second
+from django_rmq_retry.parked.items import waits_in
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection

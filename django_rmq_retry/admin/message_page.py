@@ -61,7 +61,6 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import reason_text
-from django_rmq_retry.models.runs import STILL_TO_SEND
 from django_rmq_retry.ordering.keys import blocked_by
 from django_rmq_retry.parked import approvals, missed_discards
 from django_rmq_retry.parked.audit import acts_on, log_action
@@ -69,6 +68,7 @@ from django_rmq_retry.parked.checked import check_of
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import changes_in_one_line, editable, stored_changes
 from django_rmq_retry.parked.findings import still_permanent
+from django_rmq_retry.parked.items import queue_of, waits_in
 from django_rmq_retry.parked.links import message_links
 from django_rmq_retry.parked.may_have_run import doubt_about, what_may_remain
 from django_rmq_retry.parked.operators import Actor
@@ -406,18 +406,10 @@ def _neighbours(message: ParkedMessage) -> dict[str, Any]:
     return dict.fromkeys(asked) if row is None else dict(row)
 
 
-def waits_in(items: Iterable[RequeueItem]) -> list[RequeueRun]:
-    """Return the runs that have still to send a message; its items are given, with their runs."""
-    return [item.run for item in items if item.state in STILL_TO_SEND and item.run.active]
-
-
 def _stopped(message: ParkedMessage, items: Iterable[RequeueItem]) -> list[tuple[str, StoppedBadge]]:
     """Return the queue in which a requeued message waits, if an operator or a breaker has stopped it."""
-    if message.state != State.REQUEUED:
-        return []
-    run = next((item.run for item in items if item.sent_at), None)
-    queue = (run.target if run else "") or message.queue
-    return list(StoppedQueues.among([queue]).badges.items())
+    queue = queue_of(message, items)
+    return list(StoppedQueues.among([queue]).badges.items()) if queue else []
 
 
 def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, Any], list[OperatorAction]]:

@@ -261,7 +261,7 @@ def _places(elsewhere: Mapping[str, Sequence[Found]]) -> dict[str, list[dict[str
 
 
 def place_data(one: Found) -> dict[str, object]:
-    return {"room": one.room.name.lower(), "place": one.place, "text": str(one)}
+    return {"room": one.room.name.lower(), "place": one.place, "text": str(one), "became": one.became}
 
 
 def excluded_data(left: Excluded) -> dict[str, Any]:

@@ -429,7 +429,8 @@ def report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exi
         command.line(summary(run, in_few_words(stopped) if stands(run) else ""))
         if run.explanation:
             command.say(run.explanation)
-        _say_stopped(command, stopped)
+        for line in stopped_lines(stopped):
+            command.say(line)
         paused = run.state == RunState.PAUSED
         if paused and run.failed and not run.retries_of:
             command.say(f"To list the messages that failed again: manage.py rmq_parked list --failed-of-run {run.pk}")
@@ -453,11 +454,12 @@ def report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exi
     return code
 
 
-def _say_stopped(command: RmqCommand, stopped: Sequence[QueueState]) -> None:
+def stopped_lines(stopped: Sequence[QueueState]) -> Iterator[str]:
+    """Yield why what was sent to these queues waits."""
     now, read = table.now(), read_if_open(stopped)
     for one in stopped:
         why = one.explanation(now, read=read is None or one.queue in read)
-        command.say(f"What was sent to {one.queue} waits. {why}")
+        yield f"What was sent to {one.queue} waits. {why}"
 
 
 def _say_twice(command: RmqCommand, run: RequeueRun, itself: str) -> None:

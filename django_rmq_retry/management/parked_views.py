@@ -15,6 +15,7 @@ from django_rmq_retry.attempts.history import (
     failures_of,
     lost_attempts,
 )
+from django_rmq_retry.breakers import table
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_clock import stated_time
 from django_rmq_retry.errors import UndecodableHeaders
@@ -40,6 +41,7 @@ from django_rmq_retry.management.parked_choice import (
     selection_of,
     state_of,
 )
+from django_rmq_retry.management.parked_runs import stopped_lines
 from django_rmq_retry.management.terminal import clock, local, utc
 from django_rmq_retry.messages.deaths import MOST_DEATHS_SHOWN, Death, deaths, well_formed
 from django_rmq_retry.messages.masking import body_text, indented, is_json, masked, without
@@ -56,7 +58,7 @@ from django_rmq_retry.parked.elsewhere import elsewhere, places_of
 from django_rmq_retry.parked.findings import FINDING_TEXTS, sends_any
 from django_rmq_retry.parked.found import Found
 from django_rmq_retry.parked.groups import grows, parked_lately, still_failing, with_held
-from django_rmq_retry.parked.items import groups_of_runs
+from django_rmq_retry.parked.items import groups_of_runs, queue_of, waits_in
 from django_rmq_retry.parked.key_lists import Lookup, current_matches, look_up
 from django_rmq_retry.parked.links import message_links
 from django_rmq_retry.parked.may_have_run import (
@@ -139,7 +141,7 @@ def show_list(command: RmqCommand, options: Options) -> Exit:
             lines += len(page)
             for row in page:
                 command.stdout.write(json.dumps(as_data(row)))
-        return Exit.DONE if lines else Exit.NOTHING
+        return Exit.DONE if lines else _code_of_none(options)
     # Read one row more than is shown, to detect a following page.
     most = limit or MOST_LISTED
     more = [row for page in pages(rows, after=after, limit=most + 1) for row in page]
@@ -150,10 +152,9 @@ def show_list(command: RmqCommand, options: Options) -> Exit:
         others = elsewhere(asked).every if (asked := _asked(options)) else ()
         places = [place_data(one) for one in others]
         command.document("parked_list/1", total=chosen.count, items=items, next=following, elsewhere=places)
-        return Exit.DONE if found else Exit.NOTHING
+        return Exit.DONE if found else _code_of_none(options)
     if not found:
-        _say_none(command, options, chosen, everywhere=named and not options["state"])
-        return Exit.NOTHING
+        return _say_none(command, options, chosen, everywhere=named and not options["state"])
     _write_list(command, found)
     if following:
         command.say(f"{len(found)} of {chosen.count} messages. For more, raise --limit or pass --after {following}")
@@ -226,19 +227,27 @@ def _write_list(command: RmqCommand, rows: Iterable[ParkedMessage]) -> None:
     command.table([LISTED, *_listed(rows, terminal=command.stdout.isatty())], cut=True, spare=SPARE)
 
 
-def _say_none(command: RmqCommand, options: Options, chosen: Selection, *, everywhere: bool) -> None:
+def _say_none(command: RmqCommand, options: Options, chosen: Selection, *, everywhere: bool) -> Exit:
     """Say that nothing was found, and where the messages are that may have been meant."""
     asked, others = _asked(options), _in_other_states(chosen)
     if others:
         command.say(f"No message matches in the state {' or '.join(chosen.filter['state'])}.")
         command.say(others)
-        return
+        return Exit.NOTHING
+    other, unseen = _elsewhere(command, asked) if asked else ("", "")
     begins = f" No key or id begins with {short(asked, 80)}." if options["search"] or options["begins"] else ""
     searched = " All states were searched." if everywhere else ""
-    command.say(f"No message matches.{begins}{searched}{_elsewhere(command, asked) if asked else ''}")
+    command.say(other or f"No message matches.{begins}{searched}{unseen}")
     for name in ("error", "reason", "type", "queue", "handler"):
         if counts := counts_beside(chosen, name):
             command.say(f"Some would match with --{option_of(name)}: {counts}")
+    return Exit.PARTLY if other else Exit.NOTHING
+
+
+def _code_of_none(options: Options) -> Exit:
+    """Return the code of a list without a message, which tells a key that is elsewhere from one that is nowhere."""
+    asked = _asked(options)
+    return Exit.PARTLY if asked and (elsewhere(asked).found or with_content(asked)) else Exit.NOTHING
 
 
 def _asked(options: Options) -> str:
@@ -279,15 +288,18 @@ def _listed(rows: Iterable[ParkedMessage], *, terminal: bool) -> list[tuple[obje
     return [(row.pk, row.state, clock(row.parked_at, terminal=terminal), *_words(row, failed[row.pk])) for row in known]
 
 
-def _elsewhere(command: RmqCommand, asked: str) -> str:
-    """Say where else a message is; if it is nowhere, return that it may be where nothing can search."""
+def _elsewhere(command: RmqCommand, asked: str) -> tuple[str, str]:
+    """Say where else a message is; return that in one sentence, or that it may be where nothing can search."""
     known = elsewhere(asked)
     for one in known.every:
         command.say(str(one))
     nameless = with_content(asked)[:MOST_LISTED]
     for row in nameless:
         command.say(f"In the content of a parked message without a business key: #{row.pk}")
-    return "" if known.found or nameless else f" {known.limits} manage.py rmq_status counts what waits in RabbitMQ."
+    became = [*(one.became for one in known.every), *(["in the content of a parked message"] if nameless else [])]
+    if not became:
+        return "", f" {known.limits} manage.py rmq_status counts what waits in RabbitMQ."
+    return f"No record has the key or id {short(asked, 80)}, but it was found: {listed(dict.fromkeys(became))}.", ""
 
 
 def _named(command: RmqCommand, text: str) -> ParkedMessage:
@@ -299,7 +311,9 @@ def _named(command: RmqCommand, text: str) -> ParkedMessage:
     if not found:
         acts = OperatorAction.objects.filter(actions_named(text))
         gone = f" Operators have acted on it: rmq_audit list --message {quote(text)}" if acts.exists() else ""
-        unseen = _elsewhere(command, text)
+        other, unseen = _elsewhere(command, text)
+        if other:
+            raise CommandError(f"{other}{gone}", returncode=Exit.PARTLY)
         raise CommandError(f"There is no record of {text}.{gone}{unseen}", returncode=Exit.NOTHING)
     if len(found) > 1:
         _write_list(command, found)
@@ -471,6 +485,9 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
     links = message_links(row, [key.value for key in sorted(row.keys.all(), key=lambda key: key.pk)])
     begun = begun_of(row, attempts)
     handled = handled_of(row, begun=len(begun))
+    items = list(row.items.select_related("run").order_by("-pk"))
+    waiting, queue = waits_in(items), queue_of(row, items)
+    stopped = table.stopped([queue], table.now()) if queue else []
     if options["json"]:
         entries = None if died is None else [_death(one) for one in died]
         command.document(
@@ -484,6 +501,8 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
             handled=handled.count,
             handled_twice_in_run=handled.run,
             begun=begun_data(begun),
+            waits_in_runs=[run.pk for run in waiting],
+            stopped_queues=[one.queue for one in stopped],
             body=body,
             links=links,
             elsewhere=[place_data(one) for one in others],
@@ -494,7 +513,8 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
     attempted = [_attempt_line(one, terminal=command.stdout.isatty()) for one in some]
     told = [f"{'header':<16} {name}: {value}" for name, value in headers.items() if name != "x-death"]
     told += [f"{'begun and lost':<16} {in_words(begun)}"] if begun else []
-    for line in (*_head(row, counts.failed, handled), "", *_facts(row, links), *told, *_deaths_lines(died), *attempted):
+    head = (*_head(row, counts.failed, handled), *(run.unsent_text for run in waiting), *stopped_lines(stopped))
+    for line in (*head, "", *_facts(row, links), *told, *_deaths_lines(died), *attempted):
         command.line(line)
     known = attempts.count()
     if len(some) < known:

@@ -398,6 +398,14 @@ class RequeueRun(models.Model):
         since = self.idle_since(database_clock.reckoned(using))
         return "" if since is None else str(_("Nothing has been sent since %(time)s.")) % {"time": second(since)}
 
+    @property
+    def unsent_text(self) -> str:
+        """Say of a message that an active run has still to send what it does with it."""
+        text = _("Requeue run %(number)s by %(who)s sends it.")
+        if self.state == RunState.PAUSED:
+            text = _("Requeue run %(number)s by %(who)s is paused and has not sent it.")
+        return str(text) % {"number": self.pk, "who": self.who}
+
     def waits(self, wait: str, now: datetime) -> dict[str, Any]:
         """Give it another reason to wait, or none, and return the columns that change."""
         away, self.wait = self.wait == RunWait.BROKER_AWAY, wait

@@ -61,6 +61,19 @@ def waiting_in(run: RequeueRun, state: ItemState = ItemState.SENT) -> list[str]:
     return sorted(set(waiting.values_list("message__queue", flat=True)[:MOST_WAITING_READ]))
 
 
+def waits_in(items: Iterable[RequeueItem]) -> list[RequeueRun]:
+    """Return the runs that have still to send a message; its items are given, with their runs."""
+    return [item.run for item in items if item.state in STILL_TO_SEND and item.run.active]
+
+
+def queue_of(message: ParkedMessage, items: Iterable[RequeueItem]) -> str:
+    """Return the queue to which a requeued message was sent; empty for any other. Its latest item comes first."""
+    if message.state != State.REQUEUED:
+        return ""
+    run = next((item.run for item in items if item.sent_at), None)
+    return (run.target if run else "") or message.queue
+
+
 def groups_of_runs(groups: Iterable[int]) -> dict[int, RequeueRun]:
     """Return those of these error groups whose messages an active run has to send, each with the latest of these runs.
 

@@ -285,7 +285,8 @@ def test_a_search_finds_what_has_no_record(page: Client, asked: str, said: str, 
     assert said in Page(answer).text, Page(answer).text
     assert f'href="/admin/rmq_retry/{leads}' in answer.content.decode()
     assert said in printed.err, printed.err
-    assert printed.err.endswith(f"There is no record of {asked}.")
+    assert f"No record has the key or id {asked}, but it was found: " in printed.err
+    assert printed.code == 5, "the code of a key that never came is 6"
 
 
 def test_a_message_of_the_outbox_is_found_by_its_business_key(page: Client) -> None:
@@ -375,6 +376,14 @@ def test_a_message_that_waits_for_a_retry_is_found_by_its_id_and_each_of_its_key
     assert "Not found (1) CUST-70" in text
     assert 'href="/admin/rmq_retry/queuecontrol/?q=payments"' in answer.content.decode()
     assert ", and the next one is due at" in Page(page.get(LIST, {"q": "cust"})).text
+    for words in (("show",), ("list", "--search"), ("list", "--json", "--key"), ("list", "--jsonl", "--search")):
+        told, never = parked(*words, "PAY-80"), parked(*words, "PAY-81")
+        assert (told.code, never.code) == (5, 6), "a script paid it: the code was that of a key that never came"
+        if "--json" in words:
+            assert told.data["elsewhere"][0]["became"] == "may still be handled"
+        elif "--jsonl" not in words:
+            last = told.err.splitlines()[-1]
+            assert last == "No record has the key or id PAY-80, but it was found: may still be handled."
 
 
 def test_a_search_for_a_customer_finds_what_waits_beside_what_is_parked(page: Client, recorder: Recorder) -> None:

@@ -25,9 +25,10 @@ from django_rmq_retry.models import (
     RunWait,
     State,
 )
+from django_rmq_retry.parked.queue_pauses import pause_queue
 from tests.admin.made import attempt, outgoing, tried_again
 from tests.commands.running import Terminal, parked
-from tests.operators.made import QUEUE, again, discard_messages, group, record, requeue_run
+from tests.operators.made import ANN, QUEUE, again, discard_messages, group, pause_run, record, requeue_run
 from tests.parked.arrivals import by_us, store
 from tests.parked.made import copy_failed, copy_succeeded
 from tests.tooling.brokers import after_each_publish, using_broker
@@ -212,6 +213,21 @@ class TestLooking:
         ] * 3
         assert (several.code, len(several.lines)) == (5, 3)
         assert (none.code, none.err.partition(" Also searched: ")[0]) == (6, "There is no record of PAY-9.")
+
+    def test_a_message_is_shown_with_the_run_and_the_paused_queue_in_which_it_waits(self) -> None:
+        """Its page says both; the command left open who is about to pay it."""
+        run = requeue_run([(waits := record()).pk, (sent := record()).pk], ANN)
+        run.items.filter(message=sent.pk).update(state="sent", sent_at=timezone.now())
+        ParkedMessage.objects.filter(pk=sent.pk).update(state=State.REQUEUED, requeued_at=timezone.now())
+        pause_run(run)
+        pause_queue(QUEUE, ANN, reason="bank down")
+        one, other = parked("show", str(waits.pk)), parked("show", str(sent.pk))
+        data = [parked("show", str(row.pk), "--json").data for row in (waits, sent)]
+
+        assert f"\nRequeue run {run.pk} by ann is paused and has not sent it.\n" in one.out
+        assert f"\nWhat was sent to {QUEUE} waits. Paused by ann since " in other.out
+        assert [row["waits_in_runs"] for row in data] == [[run.pk], []]
+        assert [row["stopped_queues"] for row in data] == [[], [QUEUE]]
 
     def test_a_message_is_shown_with_the_number_of_its_group_and_of_its_attempts(self) -> None:
         one = record(attempts=3)
