@@ -55,11 +55,12 @@ class Copier:
         self._sent = 0
         self._pending: dict[int, int] = {}
         self._failure: CopyFailed | None = None
+        self._returned = False
 
     def begin(self) -> None:
         ready: list[object] = []
         channel = self.channel
-        channel.add_on_return_callback(lambda _channel, method, *_: self._fail(f"{method.reply_text}."))
+        channel.add_on_return_callback(lambda _channel, method, *_: self._return(f"{method.reply_text}."))
         channel.confirm_delivery(self._answered, callback=ready.append)
         self.wait(lambda: ready)
 
@@ -88,9 +89,15 @@ class Copier:
         self.wait(lambda: not self._pending and self._session.connection.all_written)
 
     def wait(self, ready: Callable[[], object]) -> None:
-        """Run the loop until ``ready()``; raise CopyFailed if the broker does not accept a copy."""
+        """Run the loop until ``ready()``; raise CopyFailed if the broker does not accept a copy.
+
+        It refuses one at once that does not fit, and confirms those before it once they are stored: they are waited
+        for, as the original of each that was taken would return, and its message would be handled twice.
+        """
         self._session.wait(lambda: self._failure or ready(), self.channel)
         if self._failure:
+            written = self._session.connection
+            self._session.wait(lambda: self._returned or (not self._pending and written.all_written), self.channel)
             raise self._failure
 
     def end(self) -> None:
@@ -112,19 +119,22 @@ class Copier:
 
     def _answered(self, frame: Any) -> None:
         method = frame.method
-        if isinstance(method, spec.Basic.Nack):
-            self._fail("the queue there refuses a copy.", full=True)
-        if self._failure:
-            # A copy confirmed after a failure becomes a duplicate, because its original is requeued: that is accepted.
+        refused = isinstance(method, spec.Basic.Nack)
+        if refused:
+            self._failure = self._failure or CopyFailed("the queue there refuses a copy.", full=True)
+        if self._returned:
+            # The copy that was returned is confirmed too: it is not known which one that is, so all originals stay.
             return
         tag = method.delivery_tag
         for one in [number for number in self._pending if number <= tag] if method.multiple else [tag]:
             original = self._pending.pop(one)
-            self.channel.basic_ack(original)
-            self._done(original)
+            if not refused:
+                self.channel.basic_ack(original)
+                self._done(original)
 
-    def _fail(self, reason: str, *, full: bool = False) -> None:
-        self._failure = self._failure or CopyFailed(reason, full=full)
+    def _return(self, reason: str) -> None:
+        self._returned = True
+        self._failure = self._failure or CopyFailed(reason)
 
 
 class Move:

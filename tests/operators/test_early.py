@@ -104,9 +104,11 @@ def made(vhost: Vhost, settings: Any, kind: Any) -> Iterator[Made]:
     """Make a handler with a carrier, and its queues on the broker."""
     with using_broker(settings, vhost.url, PUBLISH_TIMEOUT=20):
 
-        def make(via: Carrier | None = None, bindings: tuple[Any, ...] = ()) -> Handler[Any]:
+        def make(
+            via: Carrier | None = None, bindings: tuple[Any, ...] = (), max_length: int | None = None
+        ) -> Handler[Any]:
             @handler(
-                Queue(WORK, type=kind, bindings=bindings),
+                Queue(WORK, type=kind, bindings=bindings, max_length=max_length),
                 policy=RetryThenPark(attempts=5, via=via or Ladder([WAITS_SECONDS])),
                 keys=lambda message: message.data["key"],
             )
@@ -218,6 +220,32 @@ def test_all_waiting_retries_return_where_their_queue_would_send_them_and_their_
     assert (run.sent, run.total, run.state) == (3, 3, RunState.WAITING)
     assert run.sent_at == max(run.retries.values_list("sent_at", flat=True))
     assert ready(amqp, waiting_queue) == 0
+
+
+@pytest.mark.parametrize("kind", ["classic"])
+def test_a_run_that_sends_whenever_a_full_queue_has_room_keeps_its_reason(made: Made, amqp: BlockingChannel) -> None:
+    """What the queue had taken just before it refused the next one went back, too: both copies were handled."""
+    made(max_length=1)
+    failed(amqp, "a", "b", "c")
+    has(amqp, WAITING, 3)
+    run = early_runs.start(WORK, ANN, RequeueOptions(rate=100), count=3)
+    driver = RunSteps(run.pk, thread_name("test"))
+
+    def full(sent: int) -> bool:
+        driver.step()
+        run.refresh_from_db()
+        return (run.sent, run.wait) == (sent, RunWait.QUEUE_FULL)
+
+    try:
+        wait_until(lambda: full(1), what="the full queue")
+        arrived(amqp, 1)
+        wait_until(lambda: full(2), what="the second one")
+    finally:
+        driver.end()
+
+    assert run.idle_since(timezone.now()) is None
+    has(amqp, WAITING, 1)
+    assert [name for name, *_ in arrived(amqp, 1)] == ["b"]
 
 
 def test_a_chosen_retry_is_sent_and_the_others_keep_their_order_and_their_time(
