@@ -29,7 +29,7 @@ from django_rmq_retry.health.doubts import FINDING, NAMES, finding_of
 from django_rmq_retry.markup import NOTHING, count_or_dash, counted, time_exact, visible
 from django_rmq_retry.models import Action, ApprovalRequest, ErrorGroup, OperatorAction, ParkedMessage
 from django_rmq_retry.models.audit import MESSAGES
-from django_rmq_retry.parked.audit import actions_named, acts_on, messages_named
+from django_rmq_retry.parked.audit import acts_meant, acts_on, messages_named
 from django_rmq_retry.parked.edit import changes_in_one_line, stored_changes
 from django_rmq_retry.parked.edit_many import PathChange
 from django_rmq_retry.parked.key_lists import keys_of, unmatched_when_stored
@@ -100,7 +100,8 @@ class ActionList(ChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
-        self.result_list = list(self.result_list)
+        # What a search has not found is not searched again.
+        self.result_list = list(self.result_list) if self.result_count else []
         groups = ErrorGroup.objects.in_bulk({action.group for action in self.result_list if action.group is not None})
         lists = {_list_of(action)[0] for action in self.result_list} - {0}
         unmatched = unmatched_when_stored(lists) if lists and not _hides_keys(request) else {}
@@ -161,11 +162,11 @@ class OperatorActionAdmin(Pages):
         _by("group", gettext_lazy("group")),
         _by("run", gettext_lazy("requeue run")),
     )
-    search_fields = ("actor_name__exact",)
+    search_fields = ("actor_name",)
     search_help_text = gettext_lazy(
-        "The name of an operator, as shown in the list, or a message by its business key, message id or "
-        "number such as #17. A search by message also finds requeue runs and actions on several messages, "
-        "also after the message was deleted."
+        "Parts of an operator's name or of a reason, such as a ticket, in the latest 200,000 actions, or a message by "
+        "its business key, message id or number such as #17. All words must match. A search by message also finds "
+        "requeue runs and actions on several messages, also after the message was deleted."
     )
     ordering = ("-number",)
     sortable_by = ()
@@ -254,14 +255,7 @@ class OperatorActionAdmin(Pages):
         self, request: HttpRequest, queryset: QuerySet[OperatorAction], search_term: str
     ) -> tuple[QuerySet[OperatorAction], bool]:
         asked = search_term.strip()
-        if not asked:
-            return queryset, False
-        number = number_in(asked.removeprefix("#")) if asked.startswith("#") else None
-        condition = actions_named(asked) if number is None else acts_on([number])
-        # The subject is the message's name at that time: it finds the action after the message is deleted.
-        spelled = (asked, asked.upper(), asked.lower(), asked.capitalize())
-        named = Q(actor_name=asked) | Q(message__isnull=False, subject__in=spelled)
-        return queryset.filter(condition if number is not None else named | condition), False
+        return (queryset.filter(acts_meant(asked)) if asked else queryset), False
 
     def own_urls(self) -> list[URLPattern]:
         return [self.own_url("export/", "export", partial(exports.audit, self))]
@@ -393,9 +387,12 @@ def _hides_keys(request: HttpRequest) -> bool:
 
 def _why_nothing(request: HttpRequest, asked: str) -> str:
     """Return why a search finds no action. Who may not see all messages does not learn which of them exist."""
+    if len(asked.split()) > 1:
+        return _("No action has all of these words: %(text)s.") % {"text": asked}
     if _hides_keys(request) or messages_named(asked):
-        return _("No action by or on %(text)s is recorded.") % {"text": asked}
-    return _("No message has the key, id or number %(text)s, and no operator has this name.") % {"text": asked}
+        return _("No action by or on %(text)s is recorded, and none with it in its reason.") % {"text": asked}
+    text = _("No message has the key, id or number %(text)s, and it is in no operator's name and no reason.")
+    return text % {"text": asked}
 
 
 def _listed(action: OperatorAction) -> list[tuple[str, Sequence[str]]]:

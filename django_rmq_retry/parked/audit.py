@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 from typing import Any
 
 from django.db import router, transaction
-from django.db.models import Count, F, Q
+from django.db.models import Count, F, Max, Q
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short, short_reason
@@ -15,6 +16,7 @@ from django_rmq_retry.models import (
     Action,
     AuditHead,
     BusinessKey,
+    DiscardCategory,
     EarlyRetry,
     FormerName,
     ItemState,
@@ -22,7 +24,7 @@ from django_rmq_retry.models import (
     ParkedMessage,
     RequeueItem,
 )
-from django_rmq_retry.models.audit import MESSAGES
+from django_rmq_retry.models.audit import MESSAGES, both_names
 from django_rmq_retry.models.parked import folded
 from django_rmq_retry.models.runs import STILL_TO_SEND
 from django_rmq_retry.parked.admin_history import add_entry
@@ -41,6 +43,10 @@ MOST_RUNS = 200
 """The most requeue runs that a search by message includes."""
 MOST_ACTS = 200
 """The latest actions on a few messages that are looked at."""
+MOST_WORDS = 5
+"""The most words of a search that may name a message each; further ones are searched in names and reasons only."""
+MOST_SAID = 200_000
+"""The latest actions whose operators and reasons a search reads: no index finds a part of a text."""
 MOST_NAMES = 100
 """The most deleted messages with the same name that a search includes."""
 
@@ -209,6 +215,49 @@ def actions_named(text: str) -> Q:
     """Return the filter for all actions on the messages with this name, also on those that have no record."""
     others = FormerName.objects.filter(folded=folded(text), action__isnull=False).order_by("-action")
     return acts_on(messages_named(text)) | Q(number__in=list(others.values_list("action", flat=True)[:MOST_NAMES]))
+
+
+def acts_meant(text: str) -> Q:
+    """Return the filter for all actions that a search means: by its whole text as a message, or by all of its words.
+
+    A word is a part of an operator's name or of a reason, in any case, or a message; a name may be as a list shows it.
+    """
+    words = _words(text)
+    newest = OperatorAction.objects.aggregate(newest=Max("number"))["newest"] or 0
+    latest = Q(number__gt=newest - MOST_SAID)
+    if len(words) <= 1:
+        return _about(text) | (latest & _said(words))
+    named = [_about(word) for word in words[:MOST_WORDS]] + [Q(pk__in=())] * len(words[MOST_WORDS:])
+    each = (about | (latest & _said([word])) for about, word in zip(named, words, strict=True))
+    return _about(text) | reduce(and_, each)
+
+
+def _words(text: str) -> list[str]:
+    # Of an approved act a list shows both names, and of a command in brackets the account; a long name is cut.
+    for joint in both_names("\n", "\n").split("\n"):
+        text = text.replace(joint, " ") if joint.strip() else text
+    return [word for one in text.split() if (word := one.strip("(),…"))]
+
+
+def _about(name: str) -> Q:
+    """Return the filter for all actions on the messages with this name or #number, which may be deleted."""
+    if name.startswith("#") and (number := number_in(name[1:])) is not None:
+        return acts_on([number])
+    # The subject is the message's name at that time.
+    spelled = (name, name.upper(), name.lower(), name.capitalize())
+    return Q(message__isnull=False, subject__in=spelled) | actions_named(name)
+
+
+def _said(words: Collection[str]) -> Q:
+    """Return the filter for actions whose operator or reason, as a list shows them, has one of these words in it."""
+    found = Q(pk__in=())
+    for word in words:
+        for column in ("actor_name", "behalf", "reason", "facts__approved_by"):
+            found |= Q(**{f"{column}__icontains": word})
+        for category in DiscardCategory:
+            if word.casefold() in str(category.label).casefold():
+                found |= Q(action=Action.DISCARD, reason__startswith=category.value)
+    return found
 
 
 def take_turns() -> None:

@@ -25,6 +25,7 @@ BUDGETS = {
     "requeuerun/preview/?sel={filtered}": 20,
     "requeuerun/waiting/?queue=payments.main": 2,
     "operatoraction/": 3,
+    "operatoraction/?q={key}": 13,
     "livestatus/": 26,
     "blockedkey/": 3,
     "outboxmessage/": 4,

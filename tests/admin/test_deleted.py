@@ -6,6 +6,8 @@ import pytest
 from django.test import Client
 
 from django_rmq_retry.models import Action, ParkedMessage
+from django_rmq_retry.parked import audit
+from django_rmq_retry.parked.operators import Actor, Approval
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
@@ -110,7 +112,42 @@ def test_the_audit_search_says_that_no_message_has_the_key(page: Client) -> None
     unknown, quiet, found = (Page(page.get(AUDIT, {"q": key})).text for key in ("PAY-9", "pay-7", "PAY-88121"))
     blind = Page(client_of(made.person("auditor", "view_operatoraction")).get(AUDIT, {"q": "PAY-9"})).text
 
-    assert "No message has the key, id or number PAY-9, and no operator has this name." in unknown
-    assert "No action by or on pay-7 is recorded." in quiet
+    assert "No message has the key, id or number PAY-9, and it is in no operator's name and no reason." in unknown
+    assert "No action by or on pay-7 is recorded, and none with it in its reason." in quiet
     assert ("No message has" in found, "No action by" in found) == (False, False)
-    assert "No action by or on PAY-9 is recorded." in blind
+    assert "No action by or on PAY-9 is recorded, and none with it in its reason." in blind
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        *[("ROOT", {1}), ("root (root@vm)", {1}), ("root@v", {1}), ("anneliese", {2}), ("OPERATIONS.bank", {2})],
+        *[("anneliese.von-hohenstein-schwarzenberg@operations.b…", {2}), ("bob", {3}), ("cat, approved by bob", {3})],
+        *[("inc-553", {1, 2}), ("553 network", {1}), ("network root", {1}), ("network anneliese", set())],
+        *[("pay-1 root", {1}), ("anneliese #12", {2}), ("PAY-1 INC-553", {1}), ("PAY-1 PAY-2", {3}), ("100%", {3})],
+        *[("handled elsewhere", {2}), ("_", set()), ("…", set()), ("#12", {2, 3})],
+    ],
+)
+def test_the_audit_search_finds_operators_and_reasons_by_parts(page: Client, typed: str, found: set[int]) -> None:
+    one, two = made.message(pk=11, business_key="PAY-1"), made.message(pk=12, business_key="PAY-2")
+    long = Actor(name="anneliese.von-hohenstein-schwarzenberg@operations.bank-of-somewhere.example")
+    both = Actor(name="cat", approval=Approval(request=1, by="Bob", user_id=None))
+    logged(Action.HOLD, Actor(name="root", behalf="root@vm"), on=one, subject="PAY-1", reason="INC-553 network test")
+    logged(Action.DISCARD, long, on=two, subject="PAY-2", reason="handled elsewhere: INC-553")
+    logged(Action.HOLD, both, messages=[one.pk, two.pk], count=2, reason="100% sure")
+    rows = re.findall(r'rmq-paper"> #(\d+)<', page.get(AUDIT, {"q": typed}).content.decode())
+
+    assert set(map(int, rows)) == found
+
+
+def test_the_audit_search_reads_names_and_reasons_of_the_latest_actions(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged(Action.HOLD, reason="INC-1 older")
+    logged(Action.HOLD, reason="INC-1 newer")
+    most = audit.MOST_SAID
+    monkeypatch.setattr(audit, "MOST_SAID", 1)
+    text = Page(page.get(AUDIT, {"q": "INC-1"})).text
+
+    assert ("older" in text, "newer" in text) == (False, True)
+    assert f"in the latest {most:,} actions" in text
