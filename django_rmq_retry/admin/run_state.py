@@ -14,7 +14,7 @@ from django_rmq_retry.admin.broker_look import Look
 from django_rmq_retry.health.processes import lost_since_now
 from django_rmq_retry.markup import MIXED, badge, counted, visible
 from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait
-from django_rmq_retry.models.runs import PACED, SENT_LATELY
+from django_rmq_retry.models.runs import SENT_LATELY
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.wording import number
 
@@ -166,6 +166,6 @@ def _sending(run: RequeueRun, *, unreachable: bool, held: str) -> tuple[str, str
         return RunState.PAUSED, _("Standing still")
     if unreachable or run.wait == RunWait.BROKER_AWAY:
         return RunState.PLANNED, _("Waiting for the broker")
-    if run.idle_since(now) or run.wait not in ("", *PACED):
+    if run.nothing_sent_since(now):
         return RunState.PLANNED, _because(_("Sends nothing now"), held)
     return run.state, run.get_state_display()

@@ -12,6 +12,7 @@ from operator import attrgetter
 
 from django.core.management.base import CommandError, CommandParser
 
+from django_rmq_retry import database_clock
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.queue_state import QueueState
@@ -36,11 +37,12 @@ from django_rmq_retry.management.parked_choice import (
     selection_of,
     token_of,
 )
-from django_rmq_retry.management.terminal import clock, utc
+from django_rmq_retry.management.terminal import clock, local, utc
 from django_rmq_retry.models import ItemState, RequeueRun, RunState
 from django_rmq_retry.models.runs import ACTIVE, HELD, MIN_OUTCOMES, STOOD_STILL
 from django_rmq_retry.parked import run_steering
 from django_rmq_retry.parked.checked import checked_in_words
+from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.early_outcomes import HANDLED_TWICE, PERHAPS_TWICE
 from django_rmq_retry.parked.findings import (
     DECIDED,
@@ -258,8 +260,13 @@ def show_runs(command: RmqCommand, options: Options) -> Exit:
             for run, at in zip(runs, started, strict=True)
         ]
         command.table([(*head, "REASON"), *cells], cut=True)
-        for number, stopped in held_up(filter(stands, runs)).items():
-            command.say(f"Requeue run {number} waits: {in_few_words(stopped)}.")
+        held, now = held_up(filter(stands, runs)), database_clock.reckoned(records_alias())
+        for run in runs:
+            if run.pk in held:
+                command.say(f"Requeue run {run.pk} waits: {in_few_words(held[run.pk])}.")
+            elif since := run.nothing_sent_since(now):
+                why = run.explanation or f"Nothing has been sent since {local(since)}."
+                command.say(f"Requeue run {run.pk} sends nothing now. {why}")
     else:
         command.say("There are no requeue runs.")
     return Exit.DONE if runs else Exit.NOTHING
@@ -284,6 +291,7 @@ def run_data(run: RequeueRun, stopped: Sequence[QueueState]) -> Mapping[str, obj
     outcomes = ("total", "sent", "processed", "failed", "skipped", "unconfirmed", "excluded")
     counts = (*outcomes, "edited", "handled_twice", "perhaps_twice")
     times = {name: utc(getattr(run, name)) for name in ("created_at", "started_at", "sent_at", "finished_at")}
+    times["sends_nothing_since"] = utc(run.nothing_sent_since(database_clock.reckoned(records_alias())))
     facts = {name: getattr(run, name) for name in (*names, *counts)}
     return {"id": run.pk, **facts, **times, "stopped_queues": [one.queue for one in stopped]}
 
@@ -304,6 +312,8 @@ def _preview(
             queues=dict(found.queues),
             released=found.released.messages,
             elsewhere=[place_data(one) for one in each(twins)],
+            rate=wanted.rate,
+            max_depth=wanted.max_depth,
             stop_at=wanted.guard,
             selection=token_of(chosen),
             **lists_data(chosen),
@@ -320,6 +330,8 @@ def _preview(
     if found.sendable > 1:
         out(f"  {_pace(wanted, found.sendable)}")
         out(f"  guard: {guard_text(wanted.guard)}")
+    if found.sendable and wanted.max_depth is not None:
+        out(f"  depth limit: waits while a queue has more than {wanted.max_depth} ready")
     begun = "Would requeue" if options["dry_run"] else "Requeues"
     if found.total:
         out(f"{begun} {found.sendable} of {plural(found.total, 'message')}.")
@@ -354,7 +366,8 @@ def _pace(wanted: RequeueOptions, count: int) -> str:
     """Return how fast the messages are sent, and which of them first."""
     seconds = count / wanted.rate
     first = "one, and the others after it was processed; then " if wanted.canary else ""
-    lasts = f", about {span(timedelta(seconds=seconds))}" if seconds >= 1 else ""
+    about = "about" if wanted.max_depth is None else "at least"
+    lasts = f", {about} {span(timedelta(seconds=seconds))}" if seconds >= 1 else ""
     return f"sends {first}{wanted.rate:g} per second{lasts}"
 
 

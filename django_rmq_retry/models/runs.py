@@ -296,6 +296,13 @@ class RequeueRun(models.Model):
         over = now - self.sent_at > min(max(usual, SENT_LATELY), LONGEST_GAP)
         return max(self.sent_at, begun) if over else None
 
+    def nothing_sent_since(self, now: datetime) -> datetime | None:
+        """Return when a run that is to send has sent last, or has begun, if it sends nothing now; None otherwise."""
+        if self.state != RunState.RUNNING:
+            return None
+        stands = self.is_silent(now) or (self.wait and self.wait not in PACED)
+        return self.sent_at or self.started_at or self.created_at if stands else self.idle_since(now)
+
     def with_silence(self, now: datetime) -> list[list[str]]:
         """Return the times in which nothing was heard of it, with the one that ends now."""
         return [*(self.silences or []), [self.heard_at.isoformat(), now.isoformat()]][-MOST_OUTAGES:]

@@ -208,7 +208,10 @@ def test_findings_are_counted_and_can_be_included(page: Client, settings: Any) -
         made.message(cause, published_at=timezone.now() - timedelta(minutes=age))
     preview = previewed(page, group=cause.pk)
     included = press(page, preview, "Include anyway", rate="7", reason="typed")
+    slow, free = (press(page, preview, "Include anyway", rate="0.1", wait=wait) for wait in ("1", ""))
 
+    assert "→ at least 30 s" in Page(slow).text, "with a depth limit of 3 about 5 s were 39"
+    assert "→ about 30 s" in Page(free).text
     assert "1 is older than the age limit for requeues" in Page(preview).text
     assert "Requeue 2 messages" in Page(preview).text
     assert "Requeue 3 messages" in [said for form in Page(included).forms for _n, _v, said in form.buttons]

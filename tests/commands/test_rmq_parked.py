@@ -377,6 +377,44 @@ class TestRequeue:
 
         assert "  sends one, and the others after it was processed; then 2 per second, about 20 s" in told.out
 
+    def test_a_dry_run_says_which_depth_limit_it_has_and_that_it_lasts_longer_therefore(self) -> None:
+        """A typing error in --max-depth was not seen; "about 5 s" were 39."""
+        for _ in range(40):
+            record()
+        told = parked("requeue", "--all", "--dry-run", "--max-depth", "3", "--rate", "2")
+        data = parked("requeue", "--all", "--dry-run", "--max-depth", "3", "--rate", "2", "--json").data
+
+        assert "  sends 2 per second, at least 20 s\n" in told.out
+        assert "  depth limit: waits while a queue has more than 3 ready\n" in told.out
+        assert (data["rate"], data["max_depth"]) == (2, 3)
+        assert "depth limit" not in parked("requeue", "--all", "--dry-run").out
+
+    @pytest.mark.parametrize(
+        ("wait", "sent", "heard", "stands"),
+        [
+            (RunWait.QUEUE_DEEP, 120, 0, True),
+            (RunWait.QUEUE_DEEP, 1, 0, False),
+            (RunWait.OUTCOMES_WAIT, 2, 0, True),
+            ("", 120, 40, True),
+            ("", 1, 0, False),
+        ],
+        ids=["its queue does not empty", "its queue empties", "no outcomes", "nobody sends it", "sends"],
+    )
+    def test_lists_and_json_say_of_a_run_that_sends_nothing_since_when(
+        self, wait: str, sent: int, heard: int, *, stands: bool
+    ) -> None:
+        """Its page says "Sends nothing now"; monitoring saw "running" alone."""
+        now = timezone.now()
+        sent_at, beat_at = (now - timedelta(seconds=ago) for ago in (sent, heard))
+        counts = {"total": 100, "sent": 19, "processed": 14, "max_depth": 3}
+        begun = {"created_at": now - timedelta(minutes=5), "paced_at": now - timedelta(minutes=4), "beat_at": beat_at}
+        run = RequeueRun.objects.create(state=RunState.RUNNING, wait=wait, by="ann", sent_at=sent_at, **counts, **begun)
+        listed, [item] = parked("requeue-runs"), parked("requeue-runs", "--json").data["items"]
+
+        assert (item["state"], item["wait"]) == ("running", wait)
+        assert item["sends_nothing_since"] == (item["sent_at"] if stands else None)
+        assert (f"Requeue run {run.pk} sends nothing now. " in listed.err) is stands
+
     def test_more_than_a_hundred_are_refused_without_a_reason_before_anything_is_asked(self) -> None:
         for _ in range(101):
             record()
