@@ -29,7 +29,7 @@ from django_rmq_retry.health.doubts import FINDING, NAMES, finding_of
 from django_rmq_retry.markup import NOTHING, count_or_dash, counted, time_exact, visible
 from django_rmq_retry.models import Action, ApprovalRequest, ErrorGroup, OperatorAction, ParkedMessage
 from django_rmq_retry.models.audit import MESSAGES
-from django_rmq_retry.parked.audit import acts_meant, acts_on, messages_named
+from django_rmq_retry.parked.audit import WHOLE_LOG, acts_meant, acts_on, messages_named
 from django_rmq_retry.parked.edit import changes_in_one_line, stored_changes
 from django_rmq_retry.parked.edit_many import PathChange
 from django_rmq_retry.parked.key_lists import keys_of, unmatched_when_stored
@@ -218,7 +218,8 @@ class OperatorActionAdmin(Pages):
         if number and action.run is None:
             # The group is that of the messages that were found: it says nothing of what was meant.
             return _list_in_words(count, unmatched)
-        return place or short_on_screen(action.subject) or NOTHING
+        subject = _("audit log") if action.subject == WHOLE_LOG else action.subject
+        return place or short_on_screen(subject) or NOTHING
 
     def _place(self, action: OperatorAction) -> SafeString | str:
         """Return the run or the error group of an action as a link; empty if it has none."""

@@ -35,6 +35,8 @@ from django_rmq_retry.statements import lock
 log = logging.getLogger("django_rmq_retry")
 
 AUDIT_BATCH = 2000
+WHOLE_LOG = "audit log"
+"""The subject of an action on the audit log itself."""
 ERASED = "rows"
 """The fact of an erasure that names the rows of the audit log whose texts it emptied, as ranges of their numbers."""
 READ_AT_ONCE = 500

@@ -32,7 +32,7 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.parked.approvals import empty_ended
-from django_rmq_retry.parked.audit import log_action
+from django_rmq_retry.parked.audit import WHOLE_LOG, log_action
 from django_rmq_retry.parked.database import locked_messages, records_alias, transaction_of
 from django_rmq_retry.parked.groups import MINUTES_KEPT
 from django_rmq_retry.parked.key_lists import delete_before
@@ -243,7 +243,7 @@ def purge_audit(actor: Actor, *, older_than: timedelta, dry: bool = True) -> int
     with transaction.atomic(using=using):
         # Concurrent actions wait for the lock on the head.
         lock(AuditHead.objects.using(using))
-        log_action(actor, Action.PURGE, subject="audit log", count=count, facts={"up_to": last})
+        log_action(actor, Action.PURGE, subject=WHOLE_LOG, count=count, facts={"up_to": last})
         delete_before(before, using)
         # All actions on a message are older than its deletion.
         FormerName.objects.using(using).filter(deleted_at__lt=before).delete()

@@ -27,7 +27,7 @@ from django_rmq_retry.messages.properties import Headers, Properties, decode_pro
 from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 from django_rmq_retry.models import Action, EarlyRetry, ItemState, OperatorAction, ParkedMessage, RequeueItem
-from django_rmq_retry.parked.audit import log_action
+from django_rmq_retry.parked.audit import WHOLE_LOG, log_action
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, Allowed, Refused
@@ -125,7 +125,7 @@ def early_lines(run_id: int, actor: Actor, *, named: bool = True) -> Iterator[st
 
 def audit_lines(rows: "QuerySet[OperatorAction]", actor: Actor, *, form: str = "csv") -> Iterator[str]:
     """Return the lines of the audit log, or of a part of it; the export is itself an action in the log."""
-    log_action(actor, Action.EXPORT, subject="audit log", count=rows.count(), facts={"form": form})
+    log_action(actor, Action.EXPORT, subject=WHOLE_LOG, count=rows.count(), facts={"form": form})
     names = AUDIT_COLUMNS
     streamed = rows.order_by("number").iterator(chunk_size=1000)
     if form == "csv":

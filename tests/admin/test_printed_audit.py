@@ -8,7 +8,7 @@ from django.test import Client
 
 from django_rmq_retry.admin.audit import OperatorActionAdmin
 from django_rmq_retry.admin.message_list import CappedPaginator
-from django_rmq_retry.models import Action
+from django_rmq_retry.models import Action, OperatorAction
 from django_rmq_retry.parked.operators import Actor
 from tests.admin import made
 from tests.admin.conftest import client_of
@@ -90,3 +90,13 @@ def test_one_printed_action_says_where_and_when(page: Client) -> None:
     act = logged(Action.DISCARD, message=1)
 
     assert "Django administration · testserver As of " in Page(page.get(f"{AUDIT}{act.pk}/change/")).text
+
+
+def test_an_action_on_the_log_itself_is_told_in_the_words_of_the_list(page: Client, settings: Any) -> None:
+    settings.LANGUAGE_CODE = "de"
+    assert page.post(f"{AUDIT}export/", {"form": "csv"}).getvalue()
+    listed = Page(page.get(AUDIT)).text
+    act = Page(page.get(f"{AUDIT}{OperatorAction.objects.get().pk}/change/")).text
+
+    assert re.search(r" Export Auditprotokoll .* Quelle admin ", listed)
+    assert re.search(r" Gegenstand Auditprotokoll .* Quelle admin ", act)
