@@ -44,9 +44,10 @@ from django_rmq_retry.admin.timeline import CHANGED, activity
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.health.begun_in_runs import begun_among
-from django_rmq_retry.health.doubts import awaits_end_of_doubts, checks_of_runs, leave_out_unfounded
+from django_rmq_retry.health.doubts import checks_of_runs
 from django_rmq_retry.health.facts import by_dead_workers, lost_a_consumer
 from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR
+from django_rmq_retry.health.held import awaits_end_of_doubts, leave_out_unfounded
 from django_rmq_retry.health.problems import in_processes
 from django_rmq_retry.health.processes import any_alive, read_if_open
 from django_rmq_retry.health.rules import Code, Problem

@@ -11,31 +11,28 @@ from django.utils.translation import gettext as _
 from django_rmq_retry import database_clock
 from django_rmq_retry.health.begun import Begun, in_words
 from django_rmq_retry.health.begun_in_runs import begun_among
-from django_rmq_retry.health.facts import lost_a_consumer, survey
+from django_rmq_retry.health.facts import survey
 from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR, HandledAgain
-from django_rmq_retry.health.held import Span, held_unsettled
+from django_rmq_retry.health.held import KNOWN_AFTER, NOTHING_HELD, HeldUnsettled
 from django_rmq_retry.health.problems import Limits, in_survey
-from django_rmq_retry.health.processes import KEPT_EMPTY, MOST_SURVEYED_PROCESSES, note_ended
+from django_rmq_retry.health.processes import KEPT_EMPTY, note_ended
 from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.models import (
     Action,
     AttemptName,
     ConsumerProcess,
     FormerName,
-    ItemState,
     OperatorAction,
     ParkedMessage,
     RequeueRun,
 )
 from django_rmq_retry.models.audit import PROCESSES
-from django_rmq_retry.models.controls import VANISHED_AFTER
 from django_rmq_retry.parked.audit import log_action, take_turns
 from django_rmq_retry.parked.checked import checked, mark_of_run, remember
 from django_rmq_retry.parked.database import locked_run, records_alias, transaction_of
 from django_rmq_retry.parked.early_outcomes import HANDLED_TWICE, PERHAPS_TWICE
 from django_rmq_retry.parked.operators import Actor, Outdated, Refused
 from django_rmq_retry.statements import with_one_of
-from django_rmq_retry.topology.declarations import work_queue
 from django_rmq_retry.wording import MOST_IN_A_TEXT
 
 OF_RUNS = (Code.HANDLED_TWICE, Code.RUN_PERHAPS_TWICE)
@@ -45,10 +42,6 @@ CHECKABLE = (Code.VANISHED_IN_HAND, Code.DONE_TWICE, Code.PERHAPS_TWICE, Code.HA
 FINDING, NAMES = "finding", "names"
 """The facts of such an action: its code, and the names of the messages."""
 MOST_CHECKS_SHOWN = 20
-
-KNOWN_AFTER, TAKEN_BACK_WITHIN = 2 * VANISHED_AFTER, 5 * VANISHED_AFTER
-"""The times after an outcome from which it is known that no consumer died before it, and until which its doubt is
-taken back: consumers look once a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,56 +237,20 @@ def end_doubts() -> bool:
     now = database_clock.trusted(records_alias())
     if now is not None:
         runs = RequeueRun.objects.using(records_alias()).filter(perhaps_twice__gt=0)
-        for run in runs.filter(Q(finished_at=None) | Q(finished_at__gte=now - KEPT_EMPTY)):
-            rows = _known_since(run, now)
-            if rows:
-                _end(run.pk, held_unsettled(rows, now), now)
+        known = list(runs.filter(Q(finished_at=None) | Q(finished_at__gte=now - KEPT_EMPTY)))
+        held = HeldUnsettled.at(now) if known else NOTHING_HELD
+        # Without a row nothing is known of the processes that there were.
+        for run in known if held.known else ():
+            _end(run.pk, held, now)
     return False
 
 
-def awaits_end_of_doubts(run: RequeueRun, now: datetime) -> bool:
-    """Return True if what was perhaps handled twice in this run may be taken back soon."""
-    return bool(run.perhaps_twice and run.finished_at and run.finished_at > now - TAKEN_BACK_WITHIN)
-
-
-def leave_out_unfounded(runs: Iterable[RequeueRun]) -> None:
-    """Change what is shown of these runs: count no message as perhaps handled twice that only was delivered again.
-
-    A pause or a stop gives messages back, too. Unless a consumer is lost or silent, this is taken back in a minute.
-    What deaths have parked stays in doubt. One query if there are such runs.
-    """
-    now = database_clock.reckoned(records_alias())
-    doubtful = [run for run in runs if run.perhaps_twice and (run.active or awaits_end_of_doubts(run, now))]
-    rows = (
-        list(ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_SURVEYED_PROCESSES])
-        if doubtful
-        else []
-    )
-    for run in doubtful:
-        if not lost_a_consumer(run, rows, now, or_silent=True):
-            parked = run.parts.filter(PERHAPS_TWICE).exclude(state=ItemState.PROCESSED)
-            run.perhaps_twice = parked.count() if run.failed else 0
-
-
-def _known_since(run: RequeueRun, now: datetime) -> list[ConsumerProcess]:
-    """Return the consumers that were heard of since a run began, and since when none of their rows is gone."""
-    since = max(run.started_at or run.created_at, now - KEPT_EMPTY)
-    return list(ConsumerProcess.objects.using(router.db_for_read(ConsumerProcess)).filter(beat_at__gte=since))
-
-
 @transaction_of(RequeueRun)
-def _end(run_id: int, held: Mapping[str, Sequence[Span]], now: datetime) -> None:
+def _end(run_id: int, held: HeldUnsettled, now: datetime) -> None:
     run = locked_run(run_id)
     if run is not None:
-        parts = run.parts.using(records_alias())
-        known = {"sent_at__gte": now - KEPT_EMPTY, "ended_at__lt": now - KNOWN_AFTER}
-        done = parts.filter(PERHAPS_TWICE, state=ItemState.PROCESSED, **known)
-        for queue, spans in held.items():
-            mine = _among(run, queue)
-            for since, until in spans if mine is not None else ():
-                done = done.exclude(mine, sent_at__lte=until, ended_at__gte=since)
-        done.update(redelivered=False)
-        before, left = mark_of_run(run), parts.filter(PERHAPS_TWICE).count()
+        held.unfounded(run, now).filter(ended_at__lt=now - KNOWN_AFTER).update(redelivered=False)
+        before, left = mark_of_run(run), run.parts.using(records_alias()).filter(PERHAPS_TWICE).count()
         if left == run.perhaps_twice:
             return
         run.perhaps_twice = left
@@ -302,10 +259,3 @@ def _end(run_id: int, held: Mapping[str, Sequence[Span]], now: datetime) -> None
         if act := checked(using=records_alias()).get(before):
             # What was checked stays so when there is less of it.
             remember([mark_of_run(run)], act)
-
-
-def _among(run: RequeueRun, queue: str) -> Q | None:
-    """Match the parts of a run that went to a queue; None if none did."""
-    if one := run.retries_of or run.target:
-        return Q() if work_queue(one) == queue else None
-    return Q(message__queue=queue)

@@ -34,6 +34,7 @@ from django_rmq_retry.database_connections import Unanswered
 from django_rmq_retry.declared import rows
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR, HandledAgain, handled_again, named
+from django_rmq_retry.health.held import leave_out_unfounded
 from django_rmq_retry.health.processes import (
     MOST_SURVEYED_PROCESSES,
     Process,
@@ -320,7 +321,9 @@ def survey(*, page: bool = False) -> Survey:
     processes = tuple(ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_SURVEYED_PROCESSES])
     read_in_flight(processes, now)
     again, anyway = handled_again(now, processes), _handled_anyway(now)
-    twice = tuple(run for run in known if run.handled_twice or lost_a_consumer(run, processes, now))
+    in_doubt = [run for run in known if lost_a_consumer(run, processes, now)]
+    leave_out_unfounded(in_doubt)
+    twice = tuple(run for run in known if run.handled_twice or (run.perhaps_twice and run in in_doubt))
     said = any(one.ended_by for one in processes)
     marks = checked() if again or anyway or twice or said else {}
     return Survey(
@@ -368,17 +371,14 @@ def _handled_anyway(now: datetime) -> list[tuple[int, datetime]]:
     return [(pk, at) for pk, at in after.values_list("pk", "succeeded_at")[:MOST_SURVEYED_MESSAGES] if at]
 
 
-def lost_a_consumer(
-    run: RequeueRun, processes: Iterable[ConsumerProcess], now: datetime, *, or_silent: bool = False
-) -> bool:
-    """Return True if messages of a run were delivered again, and a consumer vanished, or fell silent, since it began.
+def lost_a_consumer(run: RequeueRun, processes: Iterable[ConsumerProcess], now: datetime) -> bool:
+    """Return True if messages of a run were delivered again, and a consumer vanished since the run began.
 
     Of a consumer that stops in good order they are delivered again, too, but it had not begun them.
     """
     since, queue = run.started_at or run.created_at, run.retries_of or run.target
     return bool(run.perhaps_twice) and any(
-        one.beat_at > since and (one.vanished(now) or (or_silent and one.silent(now))) and _may_have_had(one, queue)
-        for one in processes
+        one.beat_at > since and one.vanished(now) and _may_have_had(one, queue) for one in processes
     )
 
 

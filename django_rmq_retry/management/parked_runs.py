@@ -17,7 +17,8 @@ from django_rmq_retry.arguments import plural
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.exit_codes import Exit
-from django_rmq_retry.health.doubts import checks_of_runs, leave_out_unfounded
+from django_rmq_retry.health.doubts import checks_of_runs
+from django_rmq_retry.health.held import leave_out_unfounded
 from django_rmq_retry.health.problems import excused
 from django_rmq_retry.health.processes import read_if_open
 from django_rmq_retry.management.accounts import actor_of, add_user

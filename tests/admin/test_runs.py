@@ -603,9 +603,10 @@ def paid_in_a_crash_loop() -> tuple[RequeueRun, list[ConsumerProcess]]:
     at = timezone.now() - timedelta(minutes=5)
     message = made.message(business_key="PAY-1", state="processed", cycle=2, succeeded_at=at + timedelta(minutes=4))
     run = run_of(total=1, sent=1, processed=1, perhaps_twice=1, started_at=at, created_at=at)
+    handled = at + timedelta(minutes=4)
     facts = {"handled": 1, "redelivered": True, "state": ItemState.PROCESSED, "cycle": 2, "sent_at": at}
-    RequeueItem.objects.create(run=run, message=message, place=0, revision=1, **facts)
-    made.attempt(message, 1, cycle=2, verdict="ack", redelivered=True, at=at + timedelta(minutes=4))
+    RequeueItem.objects.create(run=run, message=message, place=0, revision=1, **facts, ended_at=handled)
+    made.attempt(message, 1, cycle=2, verdict="ack", redelivered=True, at=handled)
     lost = [
         made.consumer(
             seconds=90 + ago, pid=ago, in_flight=[made.in_flight(message_id=message.message_id, seconds=100 + ago)]
@@ -633,6 +634,15 @@ def test_each_consumer_that_had_begun_a_message_before_it_was_lost_is_named(page
     assert ("! Perhaps handled 3 times" in text, lost_too in text) == (True, True)
     assert text.count("Begun by") == 2
     assert lost_too in command("rmq_parked", "show", str(message.pk)).out
+
+
+def test_a_consumer_that_dies_after_the_payments_of_a_run_were_made_raises_no_doubt_of_them(page: Client) -> None:
+    """Eight were blamed ten seconds after their run had ended, because a consumer died in the next one."""
+    run, _lost = paid_in_a_crash_loop()
+    ConsumerProcess.objects.update(beat_at=timezone.now() - timedelta(seconds=40), in_flight=[])
+
+    assert "1 perhaps handled twice" not in shown(page, run)
+    assert "perhaps handled twice" not in Page(page.get("/admin/rmq_retry/livestatus/")).text
 
 
 WORDS = ("1 perhaps handled twice", "1 perhaps twice", "1 perhaps handled twice")

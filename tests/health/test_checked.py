@@ -376,12 +376,12 @@ def test_the_page_of_a_check_names_each_message_also_one_with_a_record(page: Cli
 
 def of_run(number: int, **fields: Any) -> RequeueRun:
     """A run of so many messages that were perhaps handled twice, after one that was not, with records."""
-    made.consumer(seconds=300)
     known, ago = run_with(perhaps_twice=number), timezone.now() - timedelta(minutes=2)
     times = {"sent_at": ago, "ended_at": ago, "state": "processed", "handled": 1, "revision": 1}
     for place in range(number + 1):
         message = record(key=f"PAY-{place}", state="processed", resolved_at=ago, succeeded_at=ago)
         RequeueItem.objects.create(run=known, message=message, place=place, redelivered=bool(place), **times, **fields)
+    made.consumer(seconds=300, queues=["payments.main", message.queue])
     return known
 
 

@@ -117,7 +117,8 @@ def test_one_that_has_such_a_message_in_a_handler_yet_is_waited_for(since: float
     run = run_of()
     items_of(run)
     begun = (timezone.now() - timedelta(seconds=since)).isoformat()
-    made.consumer(seconds=1, in_flight=[{"queue": "payments.main", "message_id": "PAY-1", "since": begun}])
+    one = run.items.get(state=ItemState.PROCESSED, handled=1).message
+    made.consumer(seconds=1, in_flight=[{"queue": "payments.main", "message_id": one.message_id, "since": begun}])
 
     assert left_of(run) == left
 
