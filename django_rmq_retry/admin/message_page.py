@@ -28,7 +28,6 @@ from django_rmq_retry.admin.timeline import (
     MOST_ACTIONS_SHOWN,
     activity,
     deaths_in_words,
-    deaths_of,
     timeline,
     with_reasons,
 )
@@ -70,7 +69,7 @@ from django_rmq_retry.parked.edit import changes_in_one_line, editable, stored_c
 from django_rmq_retry.parked.findings import still_permanent
 from django_rmq_retry.parked.items import queue_of, waits_in
 from django_rmq_retry.parked.links import message_links
-from django_rmq_retry.parked.may_have_run import doubt_about, what_may_remain
+from django_rmq_retry.parked.may_have_run import deaths_of, doubt_about, what_may_remain
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outcome_texts import (
     DECIDED_BY,

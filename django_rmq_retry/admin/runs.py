@@ -242,7 +242,8 @@ class RequeueRunAdmin(Pages):
             guard=_guard(run),
             sends=driven and run.unsent > 0 and not (silent or away or run.wait),
             not_sent=not_sent,
-            last_sent=_last_sent(run),
+            last_sent=(last_sent := _last_sent(run)),
+            later=_hour_began_later(run, last_sent),
             parts=parts(run, over=over, not_sent=not_sent, shown_at=shown_at),
             buttons=self._buttons(
                 request,
@@ -545,6 +546,11 @@ def _last_sent(run: RequeueRun) -> datetime | None:
         return None
     found: datetime | None = run.parts.filter(state=ItemState.SENT).aggregate(last=Max("sent_at"))["last"]
     return found
+
+
+def _hour_began_later(run: RequeueRun, last_sent: datetime | None) -> bool:
+    """Return True if a queue was stopped after that: the hour for the outcomes began anew with its resume."""
+    return bool(last_sent and run.held_at and run.held_at > last_sent)
 
 
 def _took(run: RequeueRun) -> float | None:

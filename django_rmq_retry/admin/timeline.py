@@ -36,6 +36,7 @@ from django_rmq_retry.parked import missed_discards
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.edited_keys import key_change_in
 from django_rmq_retry.parked.links import trace_link
+from django_rmq_retry.parked.may_have_run import deaths_of
 from django_rmq_retry.parked.operators import refusal
 from django_rmq_retry.policies.verdict import ACK, DUPLICATE, Kind
 
@@ -57,7 +58,6 @@ CHANGED: Mapping[str, Any] = {
 WITHDRAWN = gettext_lazy("Withdrawn by %(name)s")
 OF_REQUESTS = (Action.ASK, Action.APPROVE, Action.REJECT)
 GAVE_UP = re.compile(r"Gave up after (\d+) attempts?")
-REDELIVERED = re.compile(r"Redelivered (\d+) times after its workers")
 CLOCK_DIFFERENCE = timedelta(minutes=1)
 """The most by which the clocks of two hosts may differ: a message is parked after the attempt that parked it."""
 EVENT_STEP = timedelta(microseconds=1)
@@ -246,12 +246,6 @@ def _put_together(same: Sequence[TimelineEvent]) -> Iterator[TimelineEvent]:
     shown = f"{first}-{last}" if in_row else ", ".join(map(str, numbers))
     title = ngettext("Attempt %(numbers)s: same error", "Attempts %(numbers)s: same error", len(numbers))
     yield TimelineEvent(at=same[0].at, kind="failed", title=title % {"numbers": shown}, same=tuple(same))
-
-
-def deaths_of(message: ParkedMessage) -> int:
-    """Return how often at least its workers died with a message that was parked for it; 0 for another one."""
-    came_back = REDELIVERED.match(message.detail)
-    return int(came_back[1]) if came_back else 0
 
 
 def deaths_in_words(message: ParkedMessage) -> str:
@@ -444,7 +438,8 @@ def _begun(begun: Iterable[Begun]) -> Iterator[TimelineEvent]:
 def _died(processes: Iterable[ConsumerProcess]) -> Iterator[TimelineEvent]:
     for one in processes:
         title = _("A consumer of its queue was lost, perhaps with this message: %(process)s") % {"process": one}
-        yield TimelineEvent(at=one.ended_at or one.beat_at, kind="begun", title=title, text=one.why_ended)
+        # Others noticed its end later, perhaps after the message was parked.
+        yield TimelineEvent(at=one.beat_at, kind="begun", title=title, text=one.why_ended)
 
 
 def _sent_early(retries: Iterable[EarlyRetry]) -> Iterator[TimelineEvent]:

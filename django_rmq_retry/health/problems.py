@@ -391,23 +391,24 @@ def in_still(known: Iterable[HandledAgain]) -> Iterator[Problem]:
 def _handled_again(
     code: Code, some: Sequence[HandledAgain], now: datetime, others: Sequence[HandledAgain] = ()
 ) -> Problem:
-    last, names, more = max(one.at for one in some), [one.name for one in some], ""
+    every = [*some, *others]
+    last, first = max(one.at for one in every), ""
     if others:
         text = ngettext(
-            "%(number)s more was given to such a consumer, which may not have begun it: %(names)s.",
-            "%(number)s more were given to such a consumer, which may not have begun them: %(names)s.",
-            len(others),
+            "%(counter)s of them was in a handler when its consumer was heard of last: check it first.",
+            "%(counter)s of them were in a handler when their consumer was heard of last: check these first.",
+            len(some),
         )
-        more = text % {"number": number(len(others)), "names": listed(one.name for one in others)}
-    until = max(one.at for one in (*some, *others)) + TWICE_REPORTED_FOR
+        first = text % {"counter": number(len(some))}
+    stays = _("This stays here until %(time)s.") % {"time": minute(last + TWICE_REPORTED_FOR)}
     return Problem(
         code=code,
-        subject=names[0],
-        count=len(some),
+        subject=every[0].name,
+        count=len(every),
         since=last,
-        values={"number": number(len(some)), "span": span(now - last), "names": listed(names)},
-        stays=" ".join(filter(None, (more, _("This stays here until %(time)s.") % {"time": minute(until)}))),
-        doubts={one.mark: one for one in (*some, *others)},
+        values={"number": number(len(every)), "span": span(now - last), "names": listed(one.name for one in every)},
+        stays=" ".join(filter(None, (first, stays))),
+        doubts={one.mark: one for one in every},
     )
 
 

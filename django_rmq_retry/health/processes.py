@@ -33,6 +33,8 @@ are enough."""
 LOOP_OVER_AFTER, LOOP_OVER_BY = timedelta(minutes=2), 1.5
 """A crash loop seems over once its last process has run for longer than this, and so many times as long as any other:
 what ends each after five minutes ends the next one not to the second."""
+KILLS_AT_ONCE, LIVED = timedelta(seconds=10), timedelta(seconds=30)
+"""If most processes of a loop died so soon after their start, one that lived for longer than the second began it."""
 TAKEN_OVER_AFTER = timedelta(minutes=10)
 """The time for which a vanished process needs somebody although others read all its queues: it may be missed."""
 MAY_GO_ON_FOR = timedelta(hours=1)
@@ -514,9 +516,9 @@ def _last_long_life(lives: Sequence[timedelta]) -> int:
 
     Its death may begin a loop; what ended those before it, such as an operator, was something else.
     """
-    if max(lives, default=LOOP_OVER_AFTER) <= LOOP_OVER_AFTER:
-        return 0
-    long = max(LOOP_OVER_AFTER, median_high(lives) * LOOP_OVER_BY)
+    usual = median_high(lives) if lives else timedelta()
+    least = LOOP_OVER_AFTER if usual > KILLS_AT_ONCE else LIVED
+    long = max(least, usual * LOOP_OVER_BY)
     return max((place for place, life in enumerate(lives, 1) if life > long), default=0)
 
 

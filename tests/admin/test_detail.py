@@ -273,9 +273,11 @@ def test_the_page_of_a_message_that_killed_its_workers_tells_of_each_of_them(pag
 def test_a_message_that_died_with_its_worker_was_tried_at_least_once(page: Client) -> None:
     """Its row said "Attempts 0" of a payment that eight workers had begun."""
     one = made.message(made.group(reason="worker_stopped"), attempts=0, error="", error_text="")
+    other = made.message(one.group, attempts=0, error="", detail="Redelivered 8 times after its workers stopped")
     cells = re.findall(r"Attempts</span> ([^<]+)<", page.get(LISTED).content.decode())
 
-    assert cells == ["1+"]
+    assert sorted(cells) == ["1+", "8+"]
+    assert "\t8+\t" in run("rmq_parked", "list", str(other.pk)).out
     assert "\t1+\t" in run("rmq_parked", "list", str(one.pk)).out
 
 

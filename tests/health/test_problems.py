@@ -759,6 +759,14 @@ def test_messages_that_are_parked_since_a_loop_began_are_named_before_what_was_i
     assert found.values["group_of_killer"] == "7"
 
 
+def test_what_was_killed_by_hand_before_a_message_killed_at_once_is_no_part_of_its_loop() -> None:
+    """Twelve were counted since 12:22; four had been killed by hand before the message came, which killed eight."""
+    rows = line((20, 12), (11.9, 10.5), (10.4, 9), (8.9, 7), *((6.9 - one / 20, 6.88 - one / 20) for one in range(8)))
+    [found] = [one for one in in_processes(rows, NOW) if one.code is Code.CRASH_LOOP]
+
+    assert (found.count, found.since) == (9, rows[3].beat_at)
+
+
 def test_what_is_parked_long_after_a_loop_is_not_said_to_have_caused_it() -> None:
     """Consumers that had been killed by hand became "Consumers of mail.send die again and again" minutes later."""
     rows = line((90, 13), (12.9, 12), (11.9, 11), last=10.9)
