@@ -201,7 +201,7 @@ def timeline(
     """Return all events; attempts arrive newest first, and only the newest is unfolded."""
     events = [*_own(message, attempts), *_actions(message, actions), *_sent(items, attempts), *_sent_early(retries)]
     events += [*_left_out(items, actions), *_ended_requests(message, requests, actions)]
-    events += [*_earlier_parkings(message, attempts, items), *_begun(begun), *_died(died)]
+    events += [*_earlier_parkings(message, attempts, items), *_begun(begun), *_died(message, died)]
     handled = handlings(attempts)
     for place, attempt in enumerate(attempts):
         lost = (attempt in handled or _cut_off(attempt)) and _came_again(attempt, attempts)
@@ -435,11 +435,12 @@ def _begun(begun: Iterable[Begun]) -> Iterator[TimelineEvent]:
         yield TimelineEvent(at=one.at, kind="begun", title=_("Begun by %(process)s") % {"process": one}, text=text)
 
 
-def _died(processes: Iterable[ConsumerProcess]) -> Iterator[TimelineEvent]:
+def _died(message: ParkedMessage, processes: Iterable[ConsumerProcess]) -> Iterator[TimelineEvent]:
     for one in processes:
         title = _("A consumer of its queue was lost, perhaps with this message: %(process)s") % {"process": one}
-        # Others noticed its end later, perhaps after the message was parked.
-        yield TimelineEvent(at=one.beat_at, kind="begun", title=title, text=one.why_ended)
+        # Others noticed its end later, perhaps after the message was parked; its last heartbeat may be from before.
+        at = max(one.beat_at, message.published_at or one.beat_at)
+        yield TimelineEvent(at=at, kind="begun", title=title, text=one.why_ended)
 
 
 def _sent_early(retries: Iterable[EarlyRetry]) -> Iterator[TimelineEvent]:

@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.reasons import MAY_HAVE_RUN
 from django_rmq_retry.models import Attempt, ConsumerProcess, ParkedMessage
-from django_rmq_retry.models.controls import has_vanished
+from django_rmq_retry.models.controls import SILENT_AFTER, has_vanished
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.policies.verdict import ACK
 from django_rmq_retry.topology.declarations import work_queue
@@ -99,7 +99,7 @@ def lost_with(message: ParkedMessage) -> list[ConsumerProcess]:
     """
     if message.reason not in MAY_HAVE_RUN:
         return []
-    since = message.published_at or message.parked_at - PERHAPS_LOST_WITHIN
+    since = message.published_at - SILENT_AFTER if message.published_at else message.parked_at - PERHAPS_LOST_WITHIN
     now = database_clock.reckoned(records_alias())
     rows = ConsumerProcess.objects.filter(has_vanished(now), beat_at__range=(since, message.parked_at))
     known = rows.defer("in_flight").order_by("beat_at")[:MOST_LOST_SHOWN]

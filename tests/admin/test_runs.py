@@ -196,6 +196,15 @@ def test_a_stopped_run_updates_until_nothing_of_it_changes(page: Client, fields:
     assert ("data-rmq-over" not in content, "data-rmq-pulse" in content) == (goes_on, goes_on)
 
 
+def test_the_list_says_of_which_time_it_is_and_how_to_get_a_later_one(page: Client) -> None:
+    """Left open it showed a run as paused that had been stopped, without a word of its age."""
+    run_of(state=RunState.PAUSED)
+    seen = Page(page.get(f"{RUNS}?state=paused"))
+
+    assert re.search(r"As of \d\d:\d\d:\d\d", seen.text)
+    assert seen.links["Update"] == f"{RUNS}?state=paused"
+
+
 def test_the_list_says_when_each_run_began_and_ended_and_names_its_messages_in_full(page: Client) -> None:
     ended = timezone.now() - timedelta(days=3)
     causes = [made.group(title=f"{name}Amount", culprit="pay.amounts:read").pk for name in ("Unreadable", "Missing")]
