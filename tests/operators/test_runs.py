@@ -399,7 +399,7 @@ class TestGuards:
         clock.now += 1
         one.step()
         assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.GUARD)
-        resume_run(run.pk, ANN)
+        resume_run(run.pk, ANN, reason="tested")
         one.step()
         clock.now += 1
         one.step()

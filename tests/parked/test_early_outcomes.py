@@ -160,7 +160,7 @@ def test_live_status_names_a_run_of_retries_with_doubts() -> None:
     found = [one for one in in_survey(survey(), Limits()) if one.code is Code.RUN_PERHAPS_TWICE]
 
     assert counted == (1, 0, 0, 1)
-    assert [one.text for one in found] == [f"Requeue run {run.pk}: 1 message was perhaps handled twice."]
+    assert [one.text for one in found] == [f"Requeue run {run.pk}: 1 message was perhaps handled twice: PAY-1."]
 
 
 def test_what_a_run_of_retries_counts_is_no_second_finding() -> None:
