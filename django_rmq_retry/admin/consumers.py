@@ -16,7 +16,7 @@ from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health import processes
-from django_rmq_retry.health.facts import by_dead_workers
+from django_rmq_retry.health.facts import killers_lately
 from django_rmq_retry.health.look import merged
 from django_rmq_retry.health.problems import Queues, crash_loops, in_processes, last_signs, still_at_it
 from django_rmq_retry.health.processes import InFlight, Process, ProcessState
@@ -313,7 +313,7 @@ def loops_told(known: Sequence[Process]) -> dict[int, Problem]:
     if not any(one.loop for one in known):
         return {}
     now = database_clock.reckoned(records_alias())
-    return crash_loops(known, now, [one.row for one in known if one.heard], by_dead_workers())
+    return crash_loops(known, now, [one.row for one in known if one.heard], killers_lately(now))
 
 
 def problems_of(known: Sequence[Process]) -> list[tuple[Problem, str]]:

@@ -45,7 +45,7 @@ from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.health.begun_in_runs import begun_among
 from django_rmq_retry.health.doubts import checks_of_runs
-from django_rmq_retry.health.facts import by_dead_workers, lost_a_consumer
+from django_rmq_retry.health.facts import killers_lately, lost_a_consumer
 from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR
 from django_rmq_retry.health.held import awaits_end_of_doubts, leave_out_unfounded
 from django_rmq_retry.health.problems import in_processes
@@ -432,7 +432,7 @@ def _trouble(run: RequeueRun, now: datetime, stopped: Collection[str]) -> list[P
         return []
     queues = set(waiting_in(run))
     # A message of another queue may kill the consumers of this one, so a crash loop is told whole.
-    whole = [one for one in _troubles(rows, now, by_dead_workers()) if one.code in LOOPS]
+    whole = [one for one in _troubles(rows, now, killers_lately(now)) if one.code in LOOPS]
     loops = [_loop_for(queues, one, stopped) for one in whole if queues & _named(one, "read")]
     mine = [_narrowed(row, queues) for row in rows if not queues.isdisjoint(map(work_queue, row.queues))]
     return [*filter(None, loops), *(one for one in _troubles(mine, now) if one.code not in LOOPS)]

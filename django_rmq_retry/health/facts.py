@@ -101,6 +101,8 @@ MOST_RECENT_CAUSES = 10
 """The most causes with new messages of which it is counted how many."""
 MOST_SURVEYED_ITEMS = 500
 """The most unsent messages of a paused run that are examined: those that are sent next."""
+KILLERS_TOLD_FOR, MOST_KILLERS = timedelta(hours=1), 100
+"""The time after its parking in which a message may be named as what killed consumers, and the most of them."""
 MOST_NAMED_RUNS = 5
 """The most runs of which a survey names the first messages that were handled twice, each by one query."""
 MOST_RETRIES = 500
@@ -252,6 +254,8 @@ class Survey:
     by_dead_workers: tuple[ParkedMessage, ...] = ()
     """The parked messages that may have been handled because their workers died: up to one more than
     MOST_SURVEYED_MESSAGES, the last one first."""
+    killers: tuple[ParkedMessage, ...] = ()
+    """What was parked lately because its workers died, if a process vanished."""
     overtaken: tuple[Process, ...] = ()
     """Those that may be frozen with messages that others got since."""
     outbox: PendingRows
@@ -346,6 +350,7 @@ def survey(*, page: bool = False) -> Survey:
         left_behind=tuple(left_behind_lately()),
         processes=processes,
         by_dead_workers=by_dead_workers() if origins.by_dead_workers else (),
+        killers=killers_lately(now) if any(one.vanished(now) for one in processes) else (),
         overtaken=tuple(overtaken(processes, now)),
         outbox=pending or PendingRows(),
         outbox_answers=pending is not None,
@@ -478,6 +483,18 @@ def by_dead_workers() -> tuple[ParkedMessage, ...]:
     rows = ParkedMessage.objects.filter(state=State.PARKED, reason__in=MAY_HAVE_RUN).exclude(queue__in=sorted(safe))
     known = rows.order_by("-parked_at").only("business_key", "message_id", "queue", "parked_at", "group_id")
     return tuple(known[: MOST_SURVEYED_MESSAGES + 1])
+
+
+def killers_lately(now: datetime) -> tuple[ParkedMessage, ...]:
+    """Return the messages that were parked because their workers died, the last one first, whatever became of them.
+
+    One query, by the few error groups of such messages.
+    """
+    since = now - KILLERS_TOLD_FOR
+    groups = ErrorGroup.objects.filter(reason__in=MAY_HAVE_RUN, last_seen__gte=since).values("pk")
+    rows = ParkedMessage.objects.filter(group__in=groups, parked_at__gte=since).order_by("-parked_at")
+    facts = ("business_key", "message_id", "queue", "published_at", "parked_at", "group_id")
+    return tuple(rows.only(*facts)[:MOST_KILLERS])
 
 
 def parked_origins() -> ParkedByOrigin:

@@ -67,6 +67,7 @@ from django_rmq_retry.health.rules import (
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, GatedAct, ParkedMessage, QueueControl, RequeueRun
 from django_rmq_retry.models.boxes import PendingRows
+from django_rmq_retry.models.controls import SILENT_AFTER
 from django_rmq_retry.models.runs import PACED, RunState, RunWait
 from django_rmq_retry.parked.checked import mark_of_run
 from django_rmq_retry.parked.groups import BURST_TOLD, STILL_GROWS, Lately, grows, has_grown
@@ -326,7 +327,7 @@ def in_survey(survey: Survey, limits: Limits, levels: Sequence[Level] = ()) -> I
     yield from in_halts(survey.halted, now, limits, levels)
     yield from in_blocked(survey.blocked)
     yield from _in_approvals(survey.approvals, now)
-    yield from in_processes(survey.processes, now, survey.overtaken, survey.by_dead_workers)
+    yield from in_processes(survey.processes, now, survey.overtaken, survey.killers)
     yield from in_runs(survey.runs, now, survey.elsewhere)
     if survey.anyway.count:
         anyway = survey.anyway
@@ -864,6 +865,8 @@ def _crash_loop(
     # The next process parks it: what is parked long after that was started has killed others.
     until = max([last, *(heir.started_at for heir in heirs)]) + LOOP_OVER_AFTER
     killers = [one for one in suspects if first <= one.parked_at <= until and one.queue in read]
+    rows = _killed_by(killers, rows)
+    first = rows[0].beat_at
     said = [_("Parked meanwhile because their worker died: %(names)s.") % {"names": listed(map(str, killers))}]
     said = said if killers else []
     said += _in_hand(rows, known=bool(killers))
@@ -897,6 +900,18 @@ def _crash_loop(
             "source": sorted({one.queue for one in killers} or held),
         },
     )
+
+
+def _killed_by(killers: Sequence[ParkedMessage], rows: list[ConsumerProcess]) -> list[ConsumerProcess]:
+    """Return those of a loop that died after what killed them was published; all if that is not known.
+
+    Others may have been killed by an operator just before it came.
+    """
+    published = [one.published_at for one in killers]
+    if not published or None in published:
+        return rows
+    since = min(at for at in published if at) - SILENT_AFTER
+    return [row for row in rows if row.beat_at >= since] or rows
 
 
 def _in_hand(rows: Iterable[ConsumerProcess], *, known: bool) -> list[str]:

@@ -38,12 +38,13 @@ def process_rows(found: Sequence[Process], *, terminal: bool) -> Table:
 def in_flight_rows(found: Sequence[Process], *, terminal: bool) -> Table:
     """Return one row for each message in flight, those of vanished processes and the late ones first.
 
-    Those of processes whose work others do are left out: others have handled them, or have them in flight.
+    Those of processes whose work others do are left out, unless they were perhaps done twice: others have handled them,
+    or have them in flight.
     """
     rows: list[Sequence[object]] = [_IN_FLIGHT]
     styles = [""]
-    known = [one for one in found if not one.settled_by_others]
-    pairs = [(one, message) for one in known for message in one.in_flight]
+    every = ((one, message) for one in found for message in one.in_flight)
+    pairs = [(one, message) for one, message in every if not one.settled_by_others or message.perhaps_twice_by]
     for one, message in sorted(pairs, key=lambda pair: not _needs_somebody(*pair)):
         names = (message.handler or message.queue or "-", message.key or "-", message.message_id or "-")
         state = _outcome(one, message)

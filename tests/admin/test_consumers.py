@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.health.processes import tidy_vanished
-from django_rmq_retry.models import ConsumerProcess, State
+from django_rmq_retry.models import ConsumerProcess, ParkedMessage, State
 from django_rmq_retry.models.controls import KILLED
 from django_rmq_retry.topology import Role
 from django_rmq_retry.wording import minute
@@ -218,6 +218,8 @@ def test_a_replaced_process_counts_its_messages_that_may_have_been_handled_twice
     made.consumer(host="a")
 
     assert "3 messages perhaps done twice" in shown(page)
+    # The command left out two of four that were paid twice, because another process had taken the queue over.
+    assert run("rmq_status", "--consumers").out.count("! handled again by worker-4:12: perhaps done twice") == 3
 
 
 def test_what_was_in_quarantine_as_its_worker_died_has_the_state_of_its_record(page: Client) -> None:
@@ -558,6 +560,9 @@ def test_a_crash_loop_names_what_it_has_parked_and_leads_to_its_group(page: Clie
     assert "Parked meanwhile because their worker died: KILLER." in shown(page)
     assert "1 of them may have been handled, because its worker died: KILLER." in live.text
     assert f"/admin/rmq_retry/errorgroup/{group.pk}/change/" in live.links.values()
+
+    ParkedMessage.objects.update(state="discarded", resolved_at=timezone.now())
+    assert "Parked meanwhile because their worker died: KILLER." in Page(page.get(NOW)).text, "it was dealt with"
 
 
 def test_a_loop_is_not_over_because_its_last_process_lived_some_seconds_longer(page: Client) -> None:

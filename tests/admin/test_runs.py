@@ -1021,7 +1021,8 @@ def killed(*, times: int = 3, ended: int = 300, queues: Sequence[str] = ("paymen
         facts: dict[str, Any] = {"queues": [*queues], "host": f"h{place}"}
         seconds, started = ended + 60 * (times - 1 - place), beat + timedelta(seconds=9)
         beat = made.consumer(seconds=seconds, started_at=started, **facts).beat_at
-    made.message(queue="payments.card", reason=Reason.CRASHED.value, parked_at=beat, business_key="PAY-7")
+    group = made.group(title="worker died", reason=Reason.CRASHED.value)
+    made.message(group, queue="payments.card", parked_at=beat, business_key="PAY-7")
     return beat
 
 

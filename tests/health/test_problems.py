@@ -767,6 +767,16 @@ def test_what_was_killed_by_hand_before_a_message_killed_at_once_is_no_part_of_i
     assert (found.count, found.since) == (9, rows[3].beat_at)
 
 
+def test_what_died_before_its_killer_was_published_is_no_part_of_its_loop() -> None:
+    rows = line((20, 12), (11.9, 10.5), (10.4, 9.2), (9.1, 8), (7.9, 6.9), (6.8, 6.7), last=6.6)
+    killer = ParkedMessage(
+        business_key="DIE-1", queue="a", published_at=ago(minutes=7), parked_at=ago(minutes=6.6), group_id=7
+    )
+    [found] = in_processes(rows, NOW, suspects=[killer])
+
+    assert (found.count, found.since) == (2, rows[4].beat_at)
+
+
 def test_what_is_parked_long_after_a_loop_is_not_said_to_have_caused_it() -> None:
     """Consumers that had been killed by hand became "Consumers of mail.send die again and again" minutes later."""
     rows = line((90, 13), (12.9, 12), (11.9, 11), last=10.9)
