@@ -439,7 +439,7 @@ def _died(message: ParkedMessage, processes: Iterable[ConsumerProcess]) -> Itera
     for one in processes:
         title = _("A consumer of its queue was lost, perhaps with this message: %(process)s") % {"process": one}
         # Others noticed its end later, perhaps after the message was parked; its last heartbeat may be from before.
-        at = max(one.beat_at, message.published_at or one.beat_at)
+        at = max(one.beat_at, message.published_at + EVENT_STEP if message.published_at else one.beat_at)
         yield TimelineEvent(at=at, kind="begun", title=title, text=one.why_ended)
 
 

@@ -28,8 +28,8 @@ from django_rmq_retry.wording import listed, number
 
 LOOP_DEATHS, LOOP_SPAN = 3, timedelta(minutes=30)
 """So many processes that replaced one another and vanished within this time need somebody, although the last lives, for
-as long after the last death. Of a process that lived for less than LOOP_OVER_AFTER its own death and the one before it
-are enough."""
+as long after the last death. Of a process that lived for less than LIVED its own death and the one before it are
+enough; two that an operator ends within minutes are no loop."""
 LOOP_OVER_AFTER, LOOP_OVER_BY = timedelta(minutes=2), 1.5
 """A crash loop seems over once its last process has run for longer than this, and so many times as long as any other:
 what ends each after five minutes ends the next one not to the second."""
@@ -507,7 +507,7 @@ def _reads_all(read: Collection[str], row: ConsumerProcess) -> bool:
 
 def _is_loop(dead: Sequence[ConsumerProcess], lives: Sequence[timedelta]) -> bool:
     """Return True if these deaths are enough: an early second one, unless a deployment ended one of the two."""
-    early = bool(lives) and lives[-1] < LOOP_OVER_AFTER and not any(row.stopping and not row.ended_at for row in dead)
+    early = bool(lives) and lives[-1] < LIVED and not any(row.stopping and not row.ended_at for row in dead)
     return early or len(dead) >= LOOP_DEATHS
 
 

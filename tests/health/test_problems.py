@@ -767,6 +767,13 @@ def test_what_was_killed_by_hand_before_a_message_killed_at_once_is_no_part_of_i
     assert (found.count, found.since) == (9, rows[3].beat_at)
 
 
+def test_one_that_did_not_start_and_one_that_was_killed_two_minutes_later_are_no_loop() -> None:
+    """It stayed in red above "No consumer is running" until after all work was done."""
+    rows = line((3, 2.98), (2.9, 1.2), last=1.1)
+
+    assert [one.code for one in in_processes(rows, NOW) if one.code in (Code.CRASH_LOOP, Code.CRASH_LOOP_OVER)] == []
+
+
 def test_what_died_before_its_killer_was_published_is_no_part_of_its_loop() -> None:
     rows = line((20, 12), (11.9, 10.5), (10.4, 9.2), (9.1, 8), (7.9, 6.9), (6.8, 6.7), last=6.6)
     killer = ParkedMessage(
