@@ -225,6 +225,9 @@ class OverdueRetries:
     """The time at which the first of them was due."""
 
 
+_KILLER = ("business_key", "message_id", "queue", "published_at", "parked_at", "group_id")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     alias: str
@@ -329,6 +332,7 @@ def survey(*, page: bool = False) -> Survey:
     leave_out_unfounded(in_doubt)
     twice = tuple(run for run in known if run.handled_twice or (run.perhaps_twice and run in in_doubt))
     said = any(one.ended_by for one in processes)
+    killers = by_dead_workers() if origins.by_dead_workers else ()
     marks = checked() if again or anyway or twice or said else {}
     return Survey(
         alias=alias,
@@ -349,8 +353,8 @@ def survey(*, page: bool = False) -> Survey:
         },
         left_behind=tuple(left_behind_lately()),
         processes=processes,
-        by_dead_workers=by_dead_workers() if origins.by_dead_workers else (),
-        killers=killers_lately(now) if any(one.vanished(now) for one in processes) else (),
+        by_dead_workers=killers,
+        killers=killers or (_dealt_with(now) if any(one.vanished(now) for one in processes) else ()),
         overtaken=tuple(overtaken(processes, now)),
         outbox=pending or PendingRows(),
         outbox_answers=pending is not None,
@@ -481,20 +485,26 @@ def by_dead_workers() -> tuple[ParkedMessage, ...]:
         # A check reports handlers that are invalid.
         safe = set()
     rows = ParkedMessage.objects.filter(state=State.PARKED, reason__in=MAY_HAVE_RUN).exclude(queue__in=sorted(safe))
-    known = rows.order_by("-parked_at").only("business_key", "message_id", "queue", "parked_at", "group_id")
-    return tuple(known[: MOST_SURVEYED_MESSAGES + 1])
+    return tuple(rows.order_by("-parked_at").only(*_KILLER)[: MOST_SURVEYED_MESSAGES + 1])
 
 
 def killers_lately(now: datetime) -> tuple[ParkedMessage, ...]:
-    """Return the messages that were parked because their workers died, the last one first, whatever became of them.
+    """Return the messages that were parked because their workers died: those that are, else those of the last hour.
 
-    One query, by the few error groups of such messages.
+    One query, and one or two more if none is parked any more.
     """
+    return by_dead_workers() or _dealt_with(now)
+
+
+def _dealt_with(now: datetime) -> tuple[ParkedMessage, ...]:
     since = now - KILLERS_TOLD_FOR
-    groups = ErrorGroup.objects.filter(reason__in=MAY_HAVE_RUN, last_seen__gte=since).values("pk")
-    rows = ParkedMessage.objects.filter(group__in=groups, parked_at__gte=since).order_by("-parked_at")
-    facts = ("business_key", "message_id", "queue", "published_at", "parked_at", "group_id")
-    return tuple(rows.only(*facts)[:MOST_KILLERS])
+    # Mostly there is no such group; in one query a database reads all that was parked in that time.
+    groups = ErrorGroup.objects.filter(reason__in=MAY_HAVE_RUN, last_seen__gte=since).order_by("-last_seen")
+    named = list(groups.values_list("pk", flat=True)[:MOST_KILLERS])
+    if not named:
+        return ()
+    rows = ParkedMessage.objects.filter(group__in=named, parked_at__gte=since).order_by("-parked_at")
+    return tuple(rows.only(*_KILLER)[:MOST_KILLERS])
 
 
 def parked_origins() -> ParkedByOrigin:
