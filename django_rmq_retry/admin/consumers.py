@@ -95,8 +95,7 @@ class ProcessRow:
         process = self.process
         if not self.gone:
             return ""
-        if process.row.ended_at and not process.row.end_noticed:
-            # It reported what it had as it ended.
+        if process.row.told_all:
             return _("All its messages were processed since.") if process.settled else ""
         if process.settled:
             return _(

@@ -2,11 +2,10 @@
 
 import logging
 import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TypeAlias
 
@@ -22,11 +21,12 @@ from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers.business_keys import first_business_key
 from django_rmq_retry.handlers.loop import Blocking, known_loop
 from django_rmq_retry.handlers.verdicts import was_unacked
-from django_rmq_retry.health.process_place import own_place
-from django_rmq_retry.health.processes import note_killed
+from django_rmq_retry.health.process_place import own_host, own_place
+from django_rmq_retry.health.processes import note_gone
 from django_rmq_retry.messages.message import Delivery, message_id
 from django_rmq_retry.messages.texts import COLUMN_BYTES, one_line, short
 from django_rmq_retry.models import ConsumerProcess
+from django_rmq_retry.models.controls import SILENT_AFTER
 from django_rmq_retry.recurring import LastingFailures, Recurring
 from django_rmq_retry.topology.declarations import work_queue
 
@@ -51,7 +51,7 @@ class Heartbeat(Recurring):
         self._consumer = consumer
         self._name = name
         self._facts = {
-            "host": short(socket.gethostname(), COLUMN_BYTES),
+            "host": own_host(),
             "pid": os.getpid(),
             "place": own_place(),
             "number": number,
@@ -72,8 +72,10 @@ class Heartbeat(Recurring):
         now = time.monotonic()
         if now >= self._due or not (self._failures or self._written == self._status(now)):
             self._due = now + BEAT_SECONDS
+            first = self._written is None
             self._try(self._write)
-            self._try(note_killed)
+            # What it replaces has just died: it is not to count as one that runs.
+            self._try(partial(note_gone, silent_for=timedelta() if first else SILENT_AFTER))
         return STATUS_SECONDS
 
     def at_end(self) -> None:

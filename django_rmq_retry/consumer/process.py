@@ -26,6 +26,7 @@ from django_rmq_retry.consumer.supervisor import RENEW, Supervisor, ignore, list
 from django_rmq_retry.database_connections import FreshConnections, close_for_fork
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.handlers import loop
+from django_rmq_retry.health.processes import note_end_of
 from django_rmq_retry.parked.run_driver import RunDriver
 from django_rmq_retry.publishing import broker_connections, outbox_rows, sender
 from django_rmq_retry.publishing.relay_thread import RelayThread
@@ -274,6 +275,7 @@ def supervised(start: Start) -> int:
         shutdown=start.shutdown,
         ticked=tick,
         ended=cleared,
+        tell=_tell_end if settings().records else None,
         wait=wait_for if server is None else server.wait_for,
     )
     code = supervisor.run()
@@ -282,6 +284,12 @@ def supervised(start: Start) -> int:
     if live is not None and supervisor.here:
         live.end()
     return code
+
+
+def _tell_end(pid: int, ending: str) -> None:
+    """Write the end of a child, which nobody else may be there to see; without a database it is told by its log."""
+    with suppress(Exception), FreshConnections():
+        note_end_of(pid, ending)
 
 
 def _instruments(start: Start) -> Instruments:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 
 from django_rmq_retry.exit_codes import Exit
@@ -37,6 +38,8 @@ FIRST_RESTART_SECONDS, LONGEST_RESTART_SECONDS, LONGEST_REACHED_RESTART_SECONDS 
 TICK_SECONDS = 0.5
 KILL_GRACE_SECONDS = 15.0
 """Seconds after the shutdown timeout before a child that still runs is killed."""
+TELL_SECONDS = 5
+"""Seconds for which a database may take to hear of an end."""
 
 
 def ignore(_code: int) -> None:
@@ -99,6 +102,7 @@ class Supervisor:
         shutdown: float = 30.0,
         ticked: Callable[[], None] = lambda: None,
         ended: Callable[[int, bool], None] = lambda _number, _over: None,
+        tell: Callable[[int, str], None] | None = None,
         wait: Callable[[int, float], object] = wait_for,
     ) -> None:
         self._children = [Child(number=number + 1) for number in range(processes)]
@@ -107,6 +111,9 @@ class Supervisor:
         self._ticked = ticked
         self._end_noted = ended
         """Called with the number of each child that has ended, and True if no other one takes its place."""
+        self._tell = tell
+        """Called, in a process of its own, with the pid of each child that failed, and with what it ended."""
+        self._tellers: list[int] = []
         self._wait_for = wait
         """Waits until a descriptor can be read, for at most the given seconds."""
         self._signals = 0
@@ -138,6 +145,8 @@ class Supervisor:
             self._reap()
             self._end_if_requested()
             self._ticked()
+        for teller in self._tellers:
+            os.waitpid(teller, 0)
         return self._code()
 
     def _due(self, child: Child) -> bool:
@@ -199,6 +208,7 @@ class Supervisor:
             os.read(reader, 4096)
 
     def _reap(self) -> None:
+        self._tellers = [teller for teller in self._tellers if not os.waitpid(teller, os.WNOHANG)[0]]
         for child in self._children:
             if not child.pid:
                 continue
@@ -212,6 +222,9 @@ class Supervisor:
         child.quick = child.quick + 1 if time.monotonic() - child.began < QUICK_SECONDS else 1
         child.over = code == WORK_DONE or self._deadline is not None
         self._end_noted(child.number, child.over)
+        if child.code and self._tell is not None:
+            ending = signal.Signals(-code).name if code < 0 else f"exit {code}"
+            self._tellers.append(_forked(partial(self._tell, pid, ending), without=self._holder))
         reached = bool(self._reached[child.number - 1])
         if child.code:
             ending = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -265,3 +278,20 @@ class Supervisor:
 
     def _code(self) -> int:
         return Exit.INTERRUPTED if self._signals > 1 else self._worst
+
+
+def _forked(tell: Callable[[], None], *, without: int) -> int:
+    """Run this in a process of its own, and return its pid: a database that hangs must not hold up the supervisor,
+    which has no threads because it forks."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        signal.alarm(TELL_SECONDS)
+        os.close(without)
+        tell()
+    finally:
+        os._exit(0)

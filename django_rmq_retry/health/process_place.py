@@ -1,11 +1,19 @@
 """Where a process runs, so that others on the same machine know whether it still exists."""
 
 import os
+import socket
 from pathlib import Path
+
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 
 PROC = Path("/proc")
 DEAD = ("Z", "X")
 """The states of a process that has ended: its parent has not asked for its exit code yet."""
+
+
+def own_host() -> str:
+    """Return the name of this machine, as the rows of its processes have it."""
+    return short(socket.gethostname(), COLUMN_BYTES)
 
 
 def own_place() -> str:

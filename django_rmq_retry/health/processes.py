@@ -19,9 +19,9 @@ from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health.begun import time_in
 from django_rmq_retry.health.handled_again import delivered_again, handlers_that_repeat_nothing, reads
-from django_rmq_retry.health.process_place import has_ended, machine
+from django_rmq_retry.health.process_place import has_ended, machine, own_host
 from django_rmq_retry.models import ConsumerProcess, ParkedMessage, State
-from django_rmq_retry.models.controls import KILLED, SILENT_AFTER, has_vanished
+from django_rmq_retry.models.controls import IS_GONE, has_vanished
 from django_rmq_retry.parked.checked import mark
 from django_rmq_retry.topology.declarations import work_queue
 from django_rmq_retry.wording import listed, number
@@ -711,8 +711,8 @@ def _place(one: Process) -> tuple[object, ...]:
     return last, False, not first, not troubled, one.row.host, one.row.number, one.row.pid
 
 
-def note_killed() -> None:
-    """Note which silent processes of this machine are gone, so that nobody looks for one that may be frozen.
+def note_gone(*, silent_for: timedelta) -> None:
+    """Note which processes of this machine, silent for so long, are gone: nobody looks for one that may be frozen.
 
     One query. Of processes in other containers and on other machines nobody can tell.
     """
@@ -724,11 +724,20 @@ def note_killed() -> None:
     now = database_clock.trusted(alias)
     if now is None:
         return
-    rows = ConsumerProcess.objects.using(alias).filter(ended_at=None, beat_at__lt=now - SILENT_AFTER)
+    rows = ConsumerProcess.objects.using(alias).filter(ended_at=None, beat_at__lt=now - silent_for)
     silent = rows.filter(place__startswith=here, stopping=False).defer("in_flight").order_by("-beat_at")
     gone = [row.pk for row in silent[:MOST_LISTED_PROCESSES] if has_ended(row.place, row.pid)]
     if gone:
-        rows.filter(pk__in=gone).update(ended_at=now, fault=KILLED, stopping=True)
+        rows.filter(pk__in=gone).update(ended_at=now, fault=IS_GONE, stopping=True)
+
+
+def note_end_of(pid: int, ending: str) -> None:
+    """Note how a child has ended, as its supervisor saw; not if it wrote that itself, or was told to end."""
+    alias = router.db_for_write(ConsumerProcess)
+    rows = ConsumerProcess.objects.using(alias).filter(host=own_host(), pid=pid)
+    for row in rows.defer("in_flight").order_by("-started_at")[:1]:
+        note = {"ended_at": database_clock.now(alias), "fault": ending, "stopping": True}
+        rows.filter(Q(ended_at=None, stopping=False) | Q(fault=IS_GONE), pk=row.pk).update(**note)
 
 
 def mark_of(row: ConsumerProcess) -> str:

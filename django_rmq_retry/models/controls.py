@@ -16,8 +16,8 @@ VANISHED_AFTER = timedelta(seconds=30)
 """The time without a heartbeat after which a process counts as vanished, unless its end is known before."""
 LET_GO_KNOWN_FOR = timedelta(minutes=1)
 """The time after its last heartbeat in which a process that cannot reach its database takes nothing unnoticed."""
-KILLED = gettext_noop("killed: its process is gone")
-"""The fault of a process that could not write one."""
+IS_GONE = gettext_noop("its process is gone")
+"""The fault of a process of which nobody knows how it ended."""
 
 
 def has_vanished(now: datetime) -> Q:
@@ -199,7 +199,7 @@ class ConsumerProcess(models.Model):
         """Why it ended: in the reader's language, unless it wrote that itself."""
         if self.ended_by:
             return gettext("as %(name)s says") % {"name": self.ended_by}
-        return gettext(self.fault) if self.fault == KILLED else self.fault
+        return gettext(self.fault) if self.fault == IS_GONE else self.fault
 
     @property
     def machine(self) -> str:
@@ -229,7 +229,12 @@ class ConsumerProcess(models.Model):
     @property
     def end_noticed(self) -> bool:
         """True if others noticed its end, or an operator told of it: it ended at some time after its last heartbeat."""
-        return self.ended_at is not None and self.ended_at > self.beat_at
+        return self.ended_at is not None and (self.fault == IS_GONE or bool(self.ended_by))
+
+    @property
+    def told_all(self) -> bool:
+        """True if it reported what it had as it ended: it has begun no other message since its last heartbeat."""
+        return self.ended_at is not None and self.ended_at <= self.beat_at
 
     @property
     def starting(self) -> bool:

@@ -12,7 +12,7 @@ from django.utils import timezone
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.health.processes import tidy_vanished
 from django_rmq_retry.models import ConsumerProcess, ParkedMessage, State
-from django_rmq_retry.models.controls import KILLED
+from django_rmq_retry.models.controls import IS_GONE
 from django_rmq_retry.topology import Role
 from django_rmq_retry.wording import minute
 from tests.admin import made
@@ -408,12 +408,12 @@ def test_an_end_that_others_noticed_says_when_and_when_it_was_heard_of_last(page
     """A consumer that had been killed at 03:11:58 "ended" at 03:12:10."""
     gone = made.consumer(host="z", seconds=40)
     at = gone.beat_at + timedelta(seconds=12)
-    ConsumerProcess.objects.update(ended_at=at, fault=KILLED, stopping=True)
+    ConsumerProcess.objects.update(ended_at=at, fault=IS_GONE, stopping=True)
     text, live = shown(page), Page(page.get(NOW)).text
 
     noticed, heard = (f"{timezone.localtime(one):%Y-%m-%d %H:%M:%S}" for one in (at, gone.beat_at))
-    assert f"Noticed at {noticed} to have ended, last heard of at {heard} : {KILLED}" in text
-    assert "1 consumer has ended: killed: its process is gone (z:4711, last heard of 4" in live
+    assert f"Noticed at {noticed} to have ended, last heard of at {heard} : {IS_GONE}" in text
+    assert "1 consumer has ended: its process is gone (z:4711, last heard of 4" in live
 
 
 def test_processes_that_need_somebody_are_listed_above_those_that_run(page: Client) -> None:

@@ -30,7 +30,7 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
-from django_rmq_retry.models.controls import KILLED
+from django_rmq_retry.models.controls import IS_GONE
 from django_rmq_retry.parked import edit
 from tests.admin import made
 from tests.admin.conftest import SUPPORT, client_of, operating, support
@@ -258,7 +258,7 @@ def test_the_page_of_a_message_that_killed_its_workers_tells_of_each_of_them(pag
     group = made.group(title="worker_stopped", reason="worker_stopped")
     facts = {"attempts": 0, "error": "", "error_text": "", "published_at": now - timedelta(minutes=5), "parked_at": now}
     one = made.message(group, detail="Redelivered 8 times after its workers stopped", **facts)
-    times = {"fault": KILLED, "ended_at": now - timedelta(seconds=170)}
+    times = {"fault": IS_GONE, "ended_at": now - timedelta(seconds=170)}
     for pid, ago, queues in ((7, 180, ["payments.main"]), (8, 180, ["mail"]), (9, 600, ["payments.main"])):
         made.consumer(pid=pid, seconds=ago, queues=queues, **times)
     seen = Page(page.get(f"{LISTED}{one.pk}/change/")).text

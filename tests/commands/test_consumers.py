@@ -53,7 +53,7 @@ def test_of_a_dead_process_each_message_says_what_became_of_it_as_the_page_does(
 
 def test_a_process_whose_end_is_known_has_the_word_of_the_page() -> None:
     """The page said "ended" of the process that was "vanished" here."""
-    consumer(seconds=60, pid=1, ended_at=timezone.now(), fault="killed: its process is gone")
+    consumer(seconds=60, pid=1, ended_at=timezone.now(), fault="its process is gone")
     consumer(seconds=60, pid=2)
     told, data = run("rmq_status", "--consumers"), run("rmq_status", "--consumers", "--json").data["items"]
 

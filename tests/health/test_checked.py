@@ -22,7 +22,7 @@ from django_rmq_retry.models import (
     RequeueItem,
     RequeueRun,
 )
-from django_rmq_retry.models.controls import KILLED
+from django_rmq_retry.models.controls import IS_GONE
 from django_rmq_retry.models.parked import folded
 from django_rmq_retry.parked import checked
 from django_rmq_retry.parked.audit import verify
@@ -539,13 +539,13 @@ def test_the_pages_of_a_check_are_german_in_german(page: Client, settings: Any) 
     heir(gone, "PAY-1")
     asked = page.get(Page(page.get(STATUS)).links["It has ended…"])
     press(page, asked, "The process has ended", reason="INC-7")
-    made.consumer(host="dead", seconds=60, fault=KILLED, ended_at=timezone.now(), stopping=True)
+    made.consumer(host="dead", seconds=60, fault=IS_GONE, ended_at=timezone.now(), stopping=True)
     settings.LANGUAGE_CODE = "de"
     texts = [Page(page.get(address)).text for address in (CONSUMERS, STATUS, AUDIT)]
 
     assert [word for text in texts for word in ("said to", "killed", "VANISHED") if word in text] == []
     assert "wie admin sagt" in texts[0]
-    assert "abgebrochen: " in texts[0]
+    assert "gibt es nicht mehr" in texts[0]
 
 
 @pytest.mark.usefixtures("doubtful")

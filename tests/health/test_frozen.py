@@ -12,7 +12,7 @@ from django_rmq_retry.health.problems import Limits, in_survey
 from django_rmq_retry.health.processes import MAY_GO_ON_FOR, ProcessState, tidy_vanished
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import Attempt, ConsumerProcess
-from django_rmq_retry.models.controls import KILLED
+from django_rmq_retry.models.controls import IS_GONE
 from django_rmq_retry.policies.verdict import ACK
 from django_rmq_retry.testing import isolated_handlers
 from tests.admin import made
@@ -240,7 +240,7 @@ def test_one_that_still_exists_is_never_replaced(admin_user: Any, machine: str, 
 def test_one_that_still_exists_is_no_part_of_a_crash_loop_of_others() -> None:
     """Three had been killed before, and the frozen one was the fourth that died "again and again"."""
     place, beat = "boot/4026531836/{}", timezone.now() - timedelta(minutes=8, seconds=40)
-    killed: dict[str, Any] = {"fault": KILLED, "stopping": True}
+    killed: dict[str, Any] = {"fault": IS_GONE, "stopping": True}
     for number in range(3):
         born = beat + timedelta(seconds=9)
         times: dict[str, Any] = {"started_at": born, "beat_at": born + timedelta(minutes=2)}

@@ -4,13 +4,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from django_rmq_retry.consumer.consumer import Consumer
+from django_rmq_retry.consumer.heartbeat import Heartbeat
 from django_rmq_retry.health import process_place
-from django_rmq_retry.health.processes import note_killed
+from django_rmq_retry.health.processes import note_gone
 from django_rmq_retry.models import ConsumerProcess
-from django_rmq_retry.models.controls import KILLED
+from django_rmq_retry.models.controls import IS_GONE, SILENT_AFTER
 from tests.admin import made
 from tests.tooling.waiting import wait_until
 
@@ -35,7 +39,7 @@ def other() -> Iterator[tuple[subprocess.Popen[str], str]]:
 def noted(pid: int, place: str, **fields: object) -> str:
     """What is noted of a process that has been silent for ten seconds."""
     row = made.consumer(seconds=10, pid=pid, place=place, **fields)
-    note_killed()
+    note_gone(silent_for=SILENT_AFTER)
     row.refresh_from_db()
     assert (row.ended_at is None) is (not row.fault)
     return row.fault
@@ -51,15 +55,15 @@ def test_a_killed_process_is_noted_as_gone_and_a_frozen_one_is_not(other: tuple[
     unasked = noted(process.pid, place)
     process.wait()
 
-    assert (frozen, unasked) == ("", KILLED)
-    assert noted(process.pid, place) == KILLED
+    assert (frozen, unasked) == ("", IS_GONE)
+    assert noted(process.pid, place) == IS_GONE
 
 
 def test_another_process_with_the_same_number_is_not_taken_for_it(other: tuple[subprocess.Popen[str], str]) -> None:
     process, place = other
     earlier = place.rpartition("/")[0] + "/1"
 
-    assert noted(process.pid, earlier) == KILLED
+    assert noted(process.pid, earlier) == IS_GONE
     assert noted(process.pid, place) == ""
 
 
@@ -74,6 +78,17 @@ def test_of_a_process_elsewhere_nothing_is_noted(place: str) -> None:
 
 def test_one_that_is_heard_of_is_not_looked_at() -> None:
     made.consumer(seconds=2, pid=2**22, place=process_place.own_place())
-    note_killed()
+    note_gone(silent_for=SILENT_AFTER)
 
     assert ConsumerProcess.objects.get().ended_at is None
+
+
+def test_the_one_that_is_started_in_its_place_notes_it_at_once() -> None:
+    """In a crash loop each that had died counted as one that starts, for ten seconds."""
+    died = made.consumer(seconds=1, pid=2**22, place=process_place.own_place())
+    runs = SimpleNamespace(in_flight=[], why="", online=True, stuck_since=None, lost_since=None, waiting=0, fault="")
+    facts: dict[str, Any] = {"name": "next", "number": 0, "package": "", "threads": 1, "queues": died.queues}
+    Heartbeat(cast("Consumer", runs), **facts).turn()
+    died.refresh_from_db()
+
+    assert (died.fault, died.end_noticed) == (IS_GONE, True)

@@ -641,7 +641,7 @@ def test_a_death_that_is_known_counts_at_once() -> None:
     """Consumers called it dead, and Live status had no finding for another 20 s."""
     rows = line((90, 0.3), (0.28, 0.15), last=0.1)
     for row in rows[:2]:
-        row.ended_at, row.fault, row.stopping = NOW, "killed: its process is gone", True
+        row.ended_at, row.fault, row.stopping = NOW, "its process is gone", True
     alone = [process(1, 3, queues=["a"], ended_at=NOW, fault="exit 1: it hung", stopping=True)]
 
     assert codes(list(in_processes(rows, NOW))) == ["CRASH_LOOP"]
