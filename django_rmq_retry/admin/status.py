@@ -93,6 +93,7 @@ OF_RUN = TARGETS[ActingPage.MESSAGES]
 CHECKED = ButtonTarget(label=gettext_lazy("Checked…"), page="livestatus_checked", verb="discard")
 HAS_ENDED = replace(CHECKED, label=gettext_lazy("It has ended…"))
 """Where an operator ends a finding that only records a doubt."""
+MOST_RUNS_ON_A_CARD = 3
 RUN_BESIDE = ButtonTarget(label=gettext_lazy("Open requeue run %(number)s"), page="requeuerun_change", verb="view_run")
 """The page of a run that a problem of something else names."""
 OF_ONE: Mapping[ActingPage, ButtonTarget] = {
@@ -119,6 +120,11 @@ class Need:
     @property
     def is_error(self) -> bool:
         return self.problem.severity is Severity.ERROR
+
+    @property
+    def under_way(self) -> bool:
+        """True if somebody is at it, so that it needs nobody else."""
+        return self.problem.rule.under_way
 
     @property
     def links(self) -> list[Button]:
@@ -275,6 +281,8 @@ class LiveStatusAdmin(Pages):
             "parked": parked,
             "number": number(parked),
             "groups": known.parked.groups,
+            "runs": [(run, badge_of(run, seen)) for run in known.runs[: -MOST_RUNS_ON_A_CARD - 1 : -1]],
+            "sees_runs": not refusal(request, "view_run"),
         }
 
     def _needs(self, health: Health, request: HttpRequest) -> dict[str, Any]:
@@ -293,7 +301,8 @@ class LiveStatusAdmin(Pages):
         ]
         away = [follower for one in needs if one.problem is health.away for follower in one.following]
         rows = [one for one in needs if one.problem is not health.away]
-        return {"needs": rows, "following": away, "count": len(causes)}
+        count = sum(not one.rule.under_way for one in causes)
+        return {"needs": rows, "following": away, "count": count, "under_way": count < len(causes)}
 
 
 def _health(known: Survey, seen: broker_look.Look) -> Health:

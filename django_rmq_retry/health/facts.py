@@ -316,15 +316,17 @@ def survey(*, page: bool = False) -> Survey:
         raise Unmigrated(alias)
     apart, now = database_clock.ahead(alias), database_clock.now(alias)
     stopped = tuple(QueueControl.objects.stopped(now).order_by("queue"))
+    harmful = Q(handled_twice__gt=0) | Q(perhaps_twice__gt=0)
+    lately = harmful & Q(finished_at__gt=now - TWICE_REPORTED_FOR)
+    known = list(RequeueRun.objects.filter(Q(state__in=ACTIVE) | lately).order_by("pk"))
+    runs = tuple(run for run in known if run.state in ACTIVE)
+    # Before the parked messages are counted: of those that are sent meanwhile nobody would seem to send any.
+    sends = to_send(runs)
     origins = parked_origins()
     of_causes = _facts_of_causes() if origins.total else {}
     groups = sum(one["groups"] for one in of_causes.values())
     parked_now, silent = parked(now, [one.queue for one in stopped], origins, groups)
     pending = outbox_if_read() if page else outbox()
-    harmful = Q(handled_twice__gt=0) | Q(perhaps_twice__gt=0)
-    lately = harmful & Q(finished_at__gt=now - TWICE_REPORTED_FOR)
-    known = list(RequeueRun.objects.filter(Q(state__in=ACTIVE) | lately).order_by("pk"))
-    runs = tuple(run for run in known if run.state in ACTIVE)
     processes = tuple(ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_SURVEYED_PROCESSES])
     read_in_flight(processes, now)
     again, anyway = handled_again(now, processes), _handled_anyway(now)
@@ -343,7 +345,7 @@ def survey(*, page: bool = False) -> Survey:
         cause=largest_cause(now, origins, of_causes),
         causes=origins.causes,
         runs=runs,
-        to_send=to_send(runs, parked_now.count),
+        to_send=min(sends, parked_now.count),
         twice=twice,
         twice_names={run.pk: _names_in_doubt(run) for run in twice[:MOST_NAMED_RUNS]},
         elsewhere={
@@ -409,13 +411,11 @@ def _sending(runs: Iterable[RequeueRun]) -> list[RequeueRun]:
     return [run for run in started if run.unsent and not run.retries_of]
 
 
-def to_send(runs: Iterable[RequeueRun], parked_now: int) -> int:
-    """Return how many of the parked messages runs are to send; of very many as many as the runs count, if parked."""
+def to_send(runs: Iterable[RequeueRun]) -> int:
+    """Return how many parked messages runs are to send; of very many as many as the runs count."""
     sending = _sending(runs)
-    if not sending or not parked_now:
-        return 0
-    counted = parked_to_send(sending)
-    return min(sum(run.unsent for run in sending) if counted is None else counted, parked_now)
+    counted = parked_to_send(sending) if sending else 0
+    return sum(run.unsent for run in sending) if counted is None else counted
 
 
 class AlarmCause(NamedTuple):

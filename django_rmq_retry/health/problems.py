@@ -318,7 +318,8 @@ def in_survey(survey: Survey, limits: Limits, levels: Sequence[Level] = ()) -> I
     ready = {level.queue: level.ready for level in levels if level.ready}
     yield from _in_clocks(survey)
     yield from in_outbox(survey.outbox, now, limits) if survey.outbox_answers else [Problem(code=Code.OUTBOX_AWAY)]
-    yield from _in_parked(survey, limits)
+    of_runs = list(in_runs(survey.runs, now, survey.elsewhere))
+    yield from _in_parked(survey, limits, troubled={one.subject for one in of_runs})
     yield from _in_silent(survey.silent, now)
     for control in survey.stopped:
         is_read = read is None or control.queue in read
@@ -328,7 +329,7 @@ def in_survey(survey: Survey, limits: Limits, levels: Sequence[Level] = ()) -> I
     yield from in_blocked(survey.blocked)
     yield from _in_approvals(survey.approvals, now)
     yield from in_processes(survey.processes, now, survey.overtaken, survey.killers)
-    yield from in_runs(survey.runs, now, survey.elsewhere)
+    yield from of_runs
     if survey.anyway.count:
         anyway = survey.anyway
         values = {"number": number(anyway.count)}
@@ -493,26 +494,38 @@ def _refused(outbox: PendingRows) -> str:
     return " ".join([text % values, *([behind % {"number": number(outbox.behind)}] if outbox.behind else [])])
 
 
-def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
+def _in_parked(survey: Survey, limits: Limits, *, troubled: Collection[str] = ()) -> Iterator[Problem]:
+    """Yield the parked messages, which need nobody while runs send all of them; ``troubled`` are the runs that do."""
     parked, now, most = survey.parked, survey.at, limits.parked_age
     sending = survey.sending
     if parked.count and parked.oldest is not None:
-        late = most is not None and now - parked.oldest > most
-        many = limits.max_parked is None and parked.count >= PARKED_TOO_MANY
+        at_it = bool(sending) and not any(
+            run.state != RunState.RUNNING or run.is_silent(now) or str(run.pk) in troubled for run in sending
+        )
+        left = max(parked.count - survey.to_send, 0) if at_it else parked.count
+        # What a run has sent and failed again is parked anew.
+        waits = not at_it or left > sum(run.failed for run in sending)
+        late = most is not None and now - parked.oldest > most and waits
+        many = limits.max_parked is None and left >= PARKED_TOO_MANY
+        only = str(survey.cause.only) if survey.cause and survey.cause.only is not None else ""
+        code = Code.PARKED_MANY if many else Code.PARKED_LONG if late else Code.PARKED
+        # The page of a run that sends all of them is where its button leads.
+        beside = sending[-1:] if left else []
         yield Problem(
-            code=Code.PARKED_MANY if many else Code.PARKED_LONG if late else Code.PARKED,
-            subject=str(survey.cause.only) if survey.cause and survey.cause.only is not None else "",
+            code=code if left else Code.PARKED_UNDER_WAY,
+            subject=only if left else str(sending[-1].pk),
             count=parked.count,
             since=parked.oldest,
             causes=survey.causes,
             values={
                 **_waited(now - parked.oldest, most or PARKED_TOO_LONG),
-                "cause": _handled_already(survey.parked) + _caused(survey),
-                "details": _details(survey, parked.oldest),
-                "runs": [str(run.pk) for run in (*sending[-1:], *(one.run for one in survey.left_behind[:1]))],
+                "cause": _handled_already(survey.parked) + (_caused(survey) if left else _titled(survey)),
+                "sent": f" {_at_it(survey, left)}" if at_it else "",
+                "details": _details(survey, parked.oldest, at_it=at_it),
+                "runs": [str(run.pk) for run in (*beside, *(one.run for one in survey.left_behind[:1]))],
                 "request": str(survey.approvals.of_parked[0][0].pk) if survey.approvals.of_parked else "",
                 "others": survey.cause.others if survey.cause else 0,
-                "mixed": _is_mixed(survey.cause, parked.count),
+                "mixed": bool(left) and _is_mixed(survey.cause, parked.count),
                 "command": _next_look(survey),
                 "many": PARKED_TOO_MANY,
             },
@@ -527,6 +540,11 @@ def _is_mixed(cause: LargestCause | None, parked: int) -> bool:
 def _next_look(survey: Survey) -> str:
     """Return the command that shows what can be done: a preview if there is one cause that a requeue may cure."""
     cause = survey.cause
+    paused = _paused_with(survey)
+    runs = [*survey.sending, *(run for run, _count in paused)]
+    if runs and survey.to_send + sum(count for _run, count in paused) >= survey.parked.count:
+        # A second run would leave all of them out.
+        return f"manage.py rmq_parked requeue-run {runs[-1].pk}"
     if cause is None or cause.only is None or cause.others:
         return "manage.py rmq_parked groups"
     if cause.permanent:
@@ -556,9 +574,11 @@ def _caused(survey: Survey) -> str:
     cause = survey.cause
     if cause is None:
         return ""
-    title = f"{number(cause.count)} {cause.title}" if cause.others else cause.title
+    # None is new that was parked before a run took what there was.
+    taken = max((run.created_at for run in survey.runs if not run.retries_of), default=None)
+    new = taken is None or cause.last_new is None or cause.last_new > taken
     grown = growth(
-        cause.newest,
+        cause.newest if new else 0,
         cause.newest_since,
         again=cause.again,
         last_new=cause.last_new,
@@ -570,7 +590,13 @@ def _caused(survey: Survey) -> str:
     rest = survey.parked.count - cause.count - most
     also = f"; {number(most)} {larger}" if larger else ""
     others = ngettext("; %(number)s other", "; %(number)s others", rest) if cause.others and rest > 0 else ""
-    return f": {title}, {grown}{also}{others % {'number': number(rest)} if others else ''}"
+    return f"{_titled(survey)}, {grown}{also}{others % {'number': number(rest)} if others else ''}"
+
+
+def _titled(survey: Survey) -> str:
+    """Return the cause that is named, with its number if there are others; empty if none is known."""
+    cause = survey.cause
+    return "" if cause is None else f": {number(cause.count)} {cause.title}" if cause.others else f": {cause.title}"
 
 
 def _perhaps_handled(survey: Survey) -> list[str]:
@@ -587,7 +613,7 @@ def _perhaps_handled(survey: Survey) -> list[str]:
     return [text % {"number": shown, "names": listed(map(str, survey.by_dead_workers))}]
 
 
-def _details(survey: Survey, oldest: datetime) -> str:
+def _details(survey: Survey, oldest: datetime, *, at_it: bool) -> str:
     """Return what else is known of the parked messages, each as a sentence."""
     found = _perhaps_handled(survey)
     found += [
@@ -600,7 +626,8 @@ def _details(survey: Survey, oldest: datetime) -> str:
     found += [_places(survey.cause)] if survey.cause else []
     found.append(_("The oldest %(span)s ago.") % {"span": span(survey.at - oldest)})
     asked = _asked_for(survey.approvals)
-    return " ".join(filter(None, (*found, _sent_by(survey), *asked, _behind(survey.blocked))))
+    sent = "" if at_it else _sent_by(survey)
+    return " ".join(filter(None, (*found, sent, *_held_by(survey), *asked, _behind(survey.blocked))))
 
 
 def _places(cause: LargestCause) -> str:
@@ -624,8 +651,31 @@ def _behind(blocked: BlockedCounts) -> str:
     return text % {"number": number(blocked.messages)}
 
 
+def _at_it(survey: Survey, left: int) -> str:
+    """Return a sentence on the runs that are sending parked messages, and on how many of these nobody sends."""
+    runs = survey.sending
+    text = ngettext(
+        "Requeue run %(runs)s by %(who)s is sending %(number)s of them; nobody sends the other %(left)s.",
+        "Requeue runs %(runs)s by %(who)s are sending %(number)s of them; nobody sends the other %(left)s.",
+        len(runs),
+    )
+    if not left:
+        text = ngettext(
+            "Requeue run %(runs)s by %(who)s is sending them: %(sent)s of %(total)s sent.",
+            "Requeue runs %(runs)s by %(who)s are sending them: %(sent)s of %(total)s sent.",
+            len(runs),
+        )
+    counts = {"number": survey.to_send, "left": left}
+    counts |= {"sent": sum(run.sent for run in runs), "total": sum(run.total for run in runs)}
+    return text % {**_named_runs(runs), **{name: number(count) for name, count in counts.items()}}
+
+
+def _named_runs(runs: Sequence[RequeueRun]) -> dict[str, object]:
+    return {"runs": listed(str(run.pk) for run in runs), "who": listed(dict.fromkeys(run.who for run in runs))}
+
+
 def _sent_by(survey: Survey) -> str:
-    """Return a sentence on the runs that send parked messages at present; empty if none does."""
+    """Return a sentence on the runs that are to send parked messages; empty if none is."""
     runs = survey.sending
     if not runs:
         return ""
@@ -634,7 +684,27 @@ def _sent_by(survey: Survey) -> str:
         "Requeue runs %(runs)s are to send %(number)s of them.",
         len(runs),
     )
-    return text % {"runs": listed(str(run.pk) for run in runs), "number": number(survey.to_send)}
+    return text % {**_named_runs(runs), "number": number(survey.to_send)}
+
+
+def _paused_with(survey: Survey) -> list[tuple[RequeueRun, int]]:
+    """Return the paused runs, each with the parked messages that it has not sent, if these can be told."""
+    paused = [run for run in survey.runs if run.state == RunState.PAUSED and not run.retries_of]
+    counts = [(run, run.unsent - survey.elsewhere.get(run.pk, 0)) for run in paused]
+    most = survey.parked.count
+    told = [one for one in counts if survey.elsewhere.get(one[0].pk, 0) < MOST_SURVEYED_ITEMS]
+    return [(run, min(count, most)) for run, count in told if count > 0]
+
+
+def _held_by(survey: Survey) -> Iterator[str]:
+    """Yield a sentence on each of the latest paused runs that have parked messages still to send."""
+    for run, count in _paused_with(survey)[-MOST_IN_A_TEXT:]:
+        text = ngettext(
+            "Requeue run %(runs)s by %(who)s is paused with %(number)s of them.",
+            "Requeue run %(runs)s by %(who)s is paused with %(number)s of them.",
+            count,
+        )
+        yield text % {**_named_runs([run]), "number": number(count)}
 
 
 def _asked_for(known: ApprovalCounts) -> Iterator[str]:

@@ -108,6 +108,8 @@ class Rule:
     """The code under which alerts know it while it gets worse or better; without one, its own."""
     alerts_once: bool = False
     """True if it is one alert, whatever its subject."""
+    under_way: bool = False
+    """True if it ends without anybody: a run is at it, and has a problem of its own if it is not."""
 
 
 def _error(area: Area) -> Callable[..., Rule]:
@@ -394,7 +396,7 @@ class Code(Enum):
     )
     PARKED_MANY = _error(Area.PARKED)(
         line="%(messages)s parked, and %(many)d are too many",
-        text=_("%(messages)s parked%(cause)s."),
+        text=_("%(messages)s parked%(cause)s.%(sent)s"),
         why="%(details)s",
         fix="%(command)s",
         page=ActingPage.GROUPS,
@@ -775,6 +777,7 @@ class Code(Enum):
         why="Policies, bindings, rights and unacked messages are not visible.",
         fix=f"Correct {API}, or give its user the tag management.",
     )
+    PARKED_UNDER_WAY = replace(PARKED, why="%(details)s", page=ActingPage.RUN, under_way=True)
     RETURNING = _information(Area.TOPOLOGY)(
         word=_("abandoned"),
         row=ngettext_lazy(

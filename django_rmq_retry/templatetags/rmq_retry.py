@@ -101,8 +101,10 @@ def rmq_card(context: Context, most: int = 5) -> dict[str, Any]:
         return {}
     with suppress(Error):
         summary = pages.summary(request)
-        needs = _few(summary["needs"], most)
-        return {**summary, "needs": needs, "more": len(summary["needs"]) - len(needs)}
+        # What a run sends is told with the run.
+        every = [need for need in summary["needs"] if not need.under_way]
+        needs = _few(every, most)
+        return {**summary, "needs": needs, "more": len(every) - len(needs)}
     return {}
 
 

@@ -201,8 +201,27 @@ def test_parked_messages_that_a_run_is_to_send_are_named_with_it(page: Client) -
     run = sending_run(chosen)
     told = page.get(f"{ADMIN}livestatus/")
 
-    assert f"Requeue run {run.pk} is to send 2 of them." in Page(told).text
+    some = f" Requeue run {run.pk} by ann is sending 2 of them; nobody sends the other 2."
+    assert some in Page(told).text
     assert f'href="{ADMIN}requeuerun/{run.pk}/change/"' in told.content.decode()
+
+
+def test_while_a_run_sends_all_that_is_parked_nothing_needs_you_and_the_card_names_the_run(page: Client) -> None:
+    """The card said "1 thing needs you" and "49 messages parked: GatewayTimeout, growing", and named no run."""
+    cause = made.group()
+    run = sending_run([made.message(cause) for _ in range(2)], total=5, sent=3)
+    card, site, status = (Page(page.get(address)) for address in (ADMIN, "/admin/", f"{ADMIN}livestatus/"))
+    clerk = Page(client_of(made.person("clerk", "view_livestatus")).get(ADMIN))
+
+    told = f"… 2 messages parked: GatewayTimeout. Requeue run {run.pk} by ann is sending them: 3 of 5 sent."
+    assert [("Nothing needs you now." in one.text, "✓ No problems" in one.text) for one in (card, site, status)] == [
+        (True, False)
+    ] * 3
+    assert told in status.text
+    assert status.links[f"Open the requeue run {run.pk}"] == f"{ADMIN}requeuerun/{run.pk}/change/"
+    assert [f"Requeue run {run.pk} ● Sending 3 of 5 sent ann" in one.text for one in (card, site)] == [True, True]
+    assert card.links[f"Requeue run {run.pk}"] == f"{ADMIN}requeuerun/{run.pk}/change/"
+    assert (f"Requeue run {run.pk}" in clerk.text, f"Requeue run {run.pk}" in clerk.links) == (True, False)
 
 
 def test_an_active_run_tells_where_its_messages_are_and_why_it_was_started(page: Client) -> None:
@@ -230,9 +249,9 @@ def test_a_run_is_never_said_to_send_more_parked_messages_than_there_are(
     other = Page(page.get(f"{ADMIN}livestatus/")).text
 
     assert "3 messages parked" in some
-    assert f"Requeue run {run.pk} is to send 3 of them." in some
+    assert f"Requeue run {run.pk} by ann is sending them: 0 of 4 sent." in some
     assert "1 message parked" in other
-    assert (f"Requeue run {run.pk} is to send 1 of them." in other) == (limit < 4)
+    assert (f"Requeue run {run.pk} by ann is sending them" in other) == (limit < 4)
 
 
 def test_a_message_that_two_runs_are_to_send_is_counted_once_and_a_changed_one_not(page: Client) -> None:
@@ -242,9 +261,9 @@ def test_a_message_that_two_runs_are_to_send_is_counted_once_and_a_changed_one_n
     ParkedMessage.objects.filter(pk=chosen[2].pk).update(revision=F("revision") + 1)
     changed = Page(page.get(f"{ADMIN}livestatus/")).text
 
-    named = f"Requeue runs {runs[0].pk}, {runs[1].pk} are to send"
-    assert f"{named} 3 of them." in both
-    assert f"{named} 2 of them." in changed
+    named = f"Requeue runs {runs[0].pk}, {runs[1].pk} by ann are sending"
+    assert f"{named} them: 0 of 4 sent." in both
+    assert f"{named} 2 of them; nobody sends the other 1." in changed
 
 
 def test_the_banner_of_a_broker_that_is_away_is_in_the_readers_language_with_its_reason(
@@ -486,7 +505,7 @@ def test_the_index_of_the_site_has_a_card_with_the_numbers_and_the_search(page: 
     clerk = Page(client_of(made.person("clerk", "view_parkedmessage")).get("/admin/")).text
 
     assert "PRODUCTION Find a message Search 1 thing needs you" in loud.text
-    assert "2 messages parked · 2 error groups need you Live status" in loud.text
+    assert "2 messages parked · 2 error groups Live status" in loud.text
     assert loud.links["Live status"] == f"{ADMIN}livestatus/"
     assert [form.action for form in loud.forms if form.method == "get"] == [f"{ADMIN}parkedmessage/"]
     assert "Nothing is parked. Live status" in calm

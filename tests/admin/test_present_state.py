@@ -361,7 +361,7 @@ def test_the_card_the_alarm_and_error_groups_count_the_same_groups(page: Client)
     [found] = re.findall(r"(\d+) groups", listed)
 
     assert int(found) == ErrorGroup.objects.count()
-    assert f"7 messages parked · {found} error groups need you" in card
+    assert f"7 messages parked · {found} error groups" in card
     assert "7 messages parked: 4 AccountClosed" in text
     others = int(found) - ErrorGroup.objects.filter(title="AccountClosed").count()
     assert f"The rest in {others} other error groups." in text
@@ -583,7 +583,7 @@ def test_the_index_of_the_app_begins_with_what_is_parked(page: Client) -> None:
     viewer = client_of(made.person("viewer", "view_parkedmessage"))
 
     assert "Nothing is parked. Live status" in index
-    assert "3 messages parked · 2 error groups need you Live status" in told.text
+    assert "3 messages parked · 2 error groups Live status" in told.text
     assert f"{ADMIN}livestatus/" in [given.get("href") for tag, given in told.tags if tag == "a"]
     assert "messages parked ·" not in Page(viewer.get(ADMIN)).text
 

@@ -392,11 +392,87 @@ def test_the_finding_of_parked_messages_is_short_and_the_rest_stands_below_it() 
         blocked=BlockedCounts(messages=7),
     )
     [found] = [one for one in needs(known, []) if one.code is Code.PARKED_MANY]
+    idle = replace(known, runs=(RequeueRun(pk=8, state=RunState.RUNNING, created_at=ago(minutes=3), total=300),))
+    [waits] = [one for one in needs(idle, []) if one.code is Code.PARKED_MANY]
 
-    assert found.why == (
-        "GatewayTimeout: transfer 2,000, card 2,000. The rest in 11 other error groups. The oldest 3 h ago. Requeue "
-        "run 8 is to send 300 of them. 7 more wait behind blocked keys."
+    where = "GatewayTimeout: transfer 2,000, card 2,000. The rest in 11 other error groups. The oldest 3 h ago."
+    assert found.why == f"{where} 7 more wait behind blocked keys."
+    assert found.text.endswith(" Requeue run 8 by ann is sending 300 of them; nobody sends the other 4,412.")
+    assert waits.why == f"{where} Requeue run 8 is to send 300 of them. 7 more wait behind blocked keys."
+
+
+ONE_CAUSE = replace(GATEWAY, count=140, only=3, others=0, places={"transfer": 140}, last_new=ago(seconds=20))
+
+
+def under_a_run(parked: int, to_send: int, cause: LargestCause = ONE_CAUSE, **facts: Any) -> Problem:
+    """The finding of parked messages of which a run, which began 10 s ago, is to send some."""
+    state = {"state": RunState.RUNNING, "total": 200, "sent": 200 - to_send, "beat_at": NOW, **facts}
+    run = RequeueRun(pk=8, by="ann", created_at=ago(seconds=10), **state)
+    known = surveyed(
+        parked=ParkedCounts(count=parked, oldest=ago(hours=30)),
+        cause=replace(cause, count=parked),
+        runs=(run,),
+        to_send=0 if run.state == RunState.PAUSED else to_send,
     )
+    [found] = [one for one in needs(known, []) if one.code.name.startswith("PARKED")]
+    return found
+
+
+def test_parked_messages_that_a_run_sends_need_nobody_and_no_second_run() -> None:
+    """Live status said "140 messages parked: GatewayTimeout, growing" while a run was sending exactly these, and
+    rmq_status proposed to requeue them."""
+    found = under_a_run(140, 140)
+
+    assert (found.code, found.severity) == (Code.PARKED_UNDER_WAY, Severity.WARNING)
+    assert found.text == "140 messages parked: GatewayTimeout. Requeue run 8 by ann is sending them: 60 of 200 sent."
+    assert found.fix == "manage.py rmq_parked requeue-run 8"
+    assert found.rule.under_way
+
+
+@pytest.mark.parametrize(
+    ("failed", "left", "code"), [(3, 3, Code.PARKED), (3, 4, Code.PARKED_LONG), (150, 150, Code.PARKED_MANY)]
+)
+def test_beside_a_run_only_what_it_does_not_send_is_judged(failed: int, left: int, code: Code) -> None:
+    """The oldest is a day old: those that failed again are younger, and it may be one of the others."""
+    again = replace(ONE_CAUSE, again=failed, last_seen=ago(seconds=5))
+    found = under_a_run(40 + left, 40, again, failed=failed)
+
+    assert found.code is code
+    assert found.text == (
+        f"{40 + left} messages parked: GatewayTimeout, {failed} failed again, the last 5 s ago. Requeue run 8 by ann "
+        f"is sending 40 of them; nobody sends the other {left}."
+    )
+    assert found.fix == "manage.py rmq_parked requeue --group 3 --dry-run"
+
+
+def test_only_what_was_parked_after_a_run_began_makes_a_cause_grow_beside_it() -> None:
+    assert ", growing. Requeue run 8" in under_a_run(50, 40, replace(ONE_CAUSE, last_new=ago(seconds=9))).text
+    assert ", growing" not in under_a_run(50, 40).text
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"state": RunState.PLANNED},
+        {"beat_at": ago(seconds=13)},
+        {"wait": RunWait.NO_CONSUMER},
+        {"wait": RunWait.QUEUE_FULL, "sent_at": ago(minutes=5)},
+    ],
+)
+def test_a_run_that_sends_nothing_now_ends_no_finding(facts: dict[str, Any]) -> None:
+    found = under_a_run(140, 140, **facts)
+
+    assert found.code is Code.PARKED_MANY
+    assert "Requeue run 8 is to send 140 of them." in found.why
+    assert found.fix == "manage.py rmq_parked requeue-run 8"
+
+
+def test_what_a_paused_run_has_to_send_is_told_with_it_and_not_proposed_again() -> None:
+    found = under_a_run(140, 140, state=RunState.PAUSED)
+
+    assert found.code is Code.PARKED_MANY
+    assert "Requeue run 8 by ann is paused with 140 of them." in found.why
+    assert found.fix == "manage.py rmq_parked requeue-run 8"
 
 
 def test_a_blocking_broker_is_named_in_the_readers_language() -> None:
@@ -981,6 +1057,8 @@ stuck, or soon:
 for later:
     IDLE SEVERAL_IDLE PERHAPS_STOPPED VERSIONS MANY_DEAD_LETTER_PROCESSES CLOCKS_APART BROKER_SLOW
     BROKER_UNTESTED API_FAILS
+somebody is at it:
+    PARKED_UNDER_WAY
 Information:
     RETURNING HANDED_OVER EMPTY_KEPT EMPTY
 """
