@@ -8,6 +8,7 @@ from django.db.models import QuerySet
 
 from django_rmq_retry.attempts.history import first_keys
 from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.begun import Begun, BegunBy, all_begun, begun_by
 from django_rmq_retry.models import Attempt, ConsumerProcess, EarlyRetry, ItemState
 from django_rmq_retry.models.controls import SILENT_AFTER
@@ -40,8 +41,10 @@ class HandledAgain:
     """When it was handled and by which process, the first one first."""
     begun_at: datetime
     """When the last of these handlings began."""
+    suspects: tuple[ConsumerProcess, ...] = ()
+    """The lost processes that may have had it."""
     begun_by: tuple[Begun, ...] = ()
-    """The lost processes that had it in a handler at their last heartbeat; if none, some may have had it waiting."""
+    """Those of them that had it in a handler at their last heartbeat; if none, some may have had it waiting."""
     still: tuple[Begun, ...] = ()
     """The living processes that had begun it before the last handling, and have it in a handler yet."""
     beside: tuple[str, ...] = ()
@@ -78,6 +81,9 @@ class HandledAgain:
 def handled_again(now: datetime, processes: Iterable[ConsumerProcess]) -> tuple[HandledAgain, ...]:
     """Return them: first those that were handled twice for certain, then those that the lost process had begun.
 
+    The broker gives back what a lost process had in the order in which it was published. So of the others those come
+    first that were handled first: the process can have begun as many as it handled at once.
+
     Read an index: few messages are handled that a consumer had before; two queries more if there are some.
 
     A consumer that stops in good order gives back what it has not begun. So a message counts only if one of its queue
@@ -100,10 +106,40 @@ def handled_again(now: datetime, processes: Iterable[ConsumerProcess]) -> tuple[
     begun = {of: begun_by(one for pk, one in held.items() if pk in of) for _some, of in suspects}
     at_work = {of: begun_by(one for pk, one in held.items() if pk not in of) for of in begun}
     found = [(of, _told(some, begun[of], at_work[of], lost)) for some, of in suspects]
-    told = [one for of, one in found if one.certain or of or one.still or one.begun_by]
+    told = [
+        replace(one, suspects=tuple(lost[pk] for pk in of))
+        for of, one in found
+        if one.certain or of or one.still or one.begun_by
+    ]
     counted = _sent_by_runs([one.identity for one in told if not one.certain])
     told = [one for one in told if one.certain or one.identity not in counted]
-    return tuple(sorted(told, key=lambda one: (one.certain, bool(one.begun_by or one.still), one.at), reverse=True))
+    return tuple(sorted(told, key=_place))
+
+
+def _place(one: HandledAgain) -> tuple[object, ...]:
+    lost = max((row.beat_at for row in one.suspects), default=one.at)
+    latest = one.at if one.certain else lost
+    return not one.certain, not (one.begun_by or one.still), -latest.timestamp(), one.at
+
+
+def handled_at_once(known: Iterable[HandledAgain]) -> tuple[int, int | None]:
+    """Return how many lost processes may have had these, and how many messages they handled at once at most.
+
+    That is None if it is not known.
+    """
+    lost = {row.pk: row for one in known for row in one.suspects}
+    each = [row.threads * _largest_batch(row) for row in lost.values()]
+    return len(lost), sum(each) if all(each) else None
+
+
+def _largest_batch(process: ConsumerProcess) -> int:
+    """Return how many messages one call of a handler can take in a process; 0 if that is not known."""
+    try:
+        work_queues = registry.work_queues()
+    except ConfigurationError:
+        return 0
+    batches = [one.batch for one in work_queues if reads(process, one.queue.name)]
+    return max((one.size for one in batches if one is not None), default=1)
 
 
 def _may_have_had(lost: ConsumerProcess, attempt: Attempt) -> bool:

@@ -33,7 +33,13 @@ from django_rmq_retry.health.facts import (
     SilentCopies,
     Survey,
 )
-from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR, HandledAgain, handled_again, named
+from django_rmq_retry.health.handled_again import (
+    TWICE_REPORTED_FOR,
+    HandledAgain,
+    handled_again,
+    handled_at_once,
+    named,
+)
 from django_rmq_retry.health.processes import (
     LOOP_OVER_AFTER,
     MAY_GO_ON_FOR,
@@ -402,6 +408,14 @@ def _handled_again(
             len(some),
         )
         first = text % {"counter": number(len(some))}
+    lost, most = handled_at_once(every) if code is Code.PERHAPS_TWICE else (0, None)
+    if most is not None and most < len(every):
+        text = ngettext(
+            "Their consumer handled at most %(most)s at once.",
+            "Their consumers handled at most %(most)s at once.",
+            lost,
+        )
+        first = " ".join(filter(None, (first, text % {"most": number(most)})))
     stays = _("This stays here until %(time)s.") % {"time": minute(last + TWICE_REPORTED_FOR)}
     return Problem(
         code=code,
@@ -869,10 +883,11 @@ def in_processes(
     if overtaken:
         yield _overtaken(overtaken, now)
     ended, vanished = ([row for row in gone if bool(row.ended_at) is it] for it in (True, False))
+    every = len(living) + len(gone) + len(told)
     if ended:
-        yield _ended(ended, now)
+        yield _ended(ended, every, now)
     if vanished:
-        yield _vanished(vanished, now)
+        yield _vanished(vanished, every, now)
     for what, versions in (
         (_("the project"), Counter(row.deploy for row in living)),
         ("django-rmq-retry", Counter(row.version for row in living)),
@@ -1032,7 +1047,8 @@ def _overtaken(found: Sequence[Process], now: datetime) -> Problem:
     )
 
 
-def _vanished(gone: Sequence[ConsumerProcess], now: datetime) -> Problem:
+def _vanished(gone: Sequence[ConsumerProcess], every: int, now: datetime) -> Problem:
+    """Say which processes vanished, of how many."""
     said = _in_flight_of(gone)
     if said:
         said += " " + _("End one that hangs before it goes on, or they may be handled twice.")
@@ -1040,12 +1056,12 @@ def _vanished(gone: Sequence[ConsumerProcess], now: datetime) -> Problem:
         code=Code.VANISHED,
         count=len(gone),
         since=max(row.beat_at for row in gone),
-        values={"ages": listed(f"{row} ({_ago(row, now)})" for row in gone), "held": said},
+        values={"every": every, "ages": listed(f"{row} ({_ago(row, now)})" for row in gone), "held": said},
     )
 
 
-def _ended(gone: Sequence[ConsumerProcess], now: datetime) -> Problem:
-    """Say why processes ended: a reason that several have only once."""
+def _ended(gone: Sequence[ConsumerProcess], every: int, now: datetime) -> Problem:
+    """Say which processes ended, of how many, and why: a reason that several have only once."""
     by_fault: dict[str, list[str]] = {}
     for row in gone:
         since = _ago(row, now)
@@ -1056,6 +1072,7 @@ def _ended(gone: Sequence[ConsumerProcess], now: datetime) -> Problem:
         count=len(gone),
         since=max(row.beat_at for row in gone),
         values={
+            "every": every,
             "ends": listed(f"{fault} ({'; '.join(names)})" for fault, names in by_fault.items()),
             "held": _in_flight_of(gone),
         },

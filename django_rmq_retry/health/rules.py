@@ -565,8 +565,8 @@ class Code(Enum):
             "count",
         ),
         why=_(
-            "Each was first in the hands of a consumer that was killed or lost its connection before it could say "
-            "what it had done. Check whether the work was done twice."
+            "Each was first in the hands of a consumer that was killed or lost its connection: check whether the work "
+            "was done twice."
         ),
         fix=_lists("PERHAPS_TWICE"),
         page=ActingPage.HANDLED_AGAIN,
@@ -593,8 +593,8 @@ class Code(Enum):
     ALL_IDLE = replace(ALL_UNREAD, severity=Severity.WARNING)
     VANISHED = _warning(Area.CONSUMERS)(
         text=ngettext_lazy(
-            "%(count)d consumer without a heartbeat for 30 s: %(ages)s.",
-            "%(count)d consumers without a heartbeat for 30 s: %(ages)s.",
+            "%(count)d of %(every)d consumers without a heartbeat for 30 s: %(ages)s.",
+            "%(count)d of %(every)d consumers without a heartbeat for 30 s: %(ages)s.",
             "count",
         ),
         why=_("Each was killed, hangs, or cannot reach the database.%(held)s"),
@@ -605,7 +605,9 @@ class Code(Enum):
     ENDED = replace(
         VANISHED,
         text=ngettext_lazy(
-            "%(count)d consumer has ended: %(ends)s.", "%(count)d consumers have ended: %(ends)s.", "count"
+            "%(count)d of %(every)d consumers has ended: %(ends)s.",
+            "%(count)d of %(every)d consumers have ended: %(ends)s.",
+            "count",
         ),
         why=ngettext_lazy(
             "No other was started in its place.%(held)s", "No others were started in their place.%(held)s", "count"

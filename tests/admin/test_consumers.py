@@ -263,7 +263,7 @@ def test_a_dead_process_that_was_replaced_is_one_grey_line_and_no_finding(page: 
     made.consumer(host="a", started_at=gone.beat_at + timedelta(seconds=9))
     text, told = shown(page), run("rmq_status", "--consumers")
 
-    assert "1 consumer without a heartbeat for 30 s: z:4711 (10 min ago)." in Page(alone).text
+    assert "1 of 1 consumers without a heartbeat for 30 s: z:4711 (10 min ago)." in Page(alone).text
     assert "without a heartbeat" not in Page(page.get(NOW)).text
     assert "z:4711 ↻ replaced Version" in text
     assert GONE not in text
@@ -295,7 +295,7 @@ def test_a_dead_process_whose_replacement_died_too_is_grey_once_a_third_runs(pag
     made.consumer(host="c", started_at=second.beat_at + timedelta(seconds=9))
     text, after = shown(page), Page(page.get(NOW)).text
 
-    assert "1 consumer without a heartbeat for 30 s: b:4711 (5 min ago)." in without
+    assert "1 of 1 consumers without a heartbeat for 30 s: b:4711 (5 min ago)." in without
     assert "without a heartbeat" not in after
     assert [f"{host}:4711 ↻ replaced" in text for host in "ab"] == [True, True]
 
@@ -344,7 +344,7 @@ def test_a_killed_process_that_others_stand_in_for_is_red_for_ten_minutes_and_sa
     )
     assert "z:4711 ✕ vanished" in red
     assert end in red
-    assert ("1 consumer without a heartbeat" in now, "without a heartbeat" in later) == (True, False)
+    assert ("1 of 2 consumers without a heartbeat" in now, "without a heartbeat" in later) == (True, False)
     assert "z:4711 ↻ taken over" in grey
     assert [one["state"] for one in told] == ["running", "taken over"]
     # Nobody reads its queues any more: it is missed again.
@@ -413,7 +413,7 @@ def test_an_end_that_others_noticed_says_when_and_when_it_was_heard_of_last(page
 
     noticed, heard = (f"{timezone.localtime(one):%Y-%m-%d %H:%M:%S}" for one in (at, gone.beat_at))
     assert f"Noticed at {noticed} to have ended, last heard of at {heard} : {IS_GONE}" in text
-    assert "1 consumer has ended: its process is gone (z:4711, last heard of 4" in live
+    assert "1 of 1 consumers has ended: its process is gone (z:4711, last heard of 4" in live
 
 
 def test_processes_that_need_somebody_are_listed_above_those_that_run(page: Client) -> None:
@@ -628,7 +628,7 @@ def test_a_process_that_has_just_fallen_silent_is_not_folded_with_those_that_die
     made.consumer(host="z", seconds=45)
     rows, _line, folded = shown(page).partition("3 processes vanished;")
 
-    assert "4 consumers without a heartbeat for 30 s: z:4711 (4" in Page(page.get(NOW)).text
+    assert "4 of 4 consumers without a heartbeat for 30 s: z:4711 (4" in Page(page.get(NOW)).text
     assert GONE in rows.rpartition("z:4711")[2]
     assert "z:4711" not in folded
 

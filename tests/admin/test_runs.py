@@ -991,7 +991,7 @@ def test_a_run_that_waits_for_outcomes_names_dead_consumers_of_its_queues(page: 
     RequeueItem.objects.create(run=run, message=made.message(), place=1, revision=1, state="sent", sent_at=at)
     seen = Page(page.get(f"{RUNS}{run.pk}/change/"))
 
-    assert ("consumer without a heartbeat" in seen.text) is said
+    assert ("consumers without a heartbeat" in seen.text) is said
 
 
 def test_a_run_names_the_queue_of_what_its_dead_consumers_had_in_flight(page: Client) -> None:

@@ -560,7 +560,7 @@ class TestConsumers:
         with CaptureQueriesContext(connection) as queries:
             [(_, problem, _)] = found(examined(), "warning")
 
-        vanished = f"{MOST_SURVEYED_PROCESSES - 1} consumers without a heartbeat for 30 s"
+        vanished = f"{MOST_SURVEYED_PROCESSES - 1} of {MOST_SURVEYED_PROCESSES} consumers without a heartbeat for 30 s"
         assert re.match(rf"{vanished}: web:1 \((4[2-9]|5\d) s", problem)
         read = [one["sql"] for one in queries if "rmq_retry_consumerprocess" in one["sql"]]
         assert read
@@ -662,7 +662,7 @@ class TestParked:
         assert [problem for _, problem, _ in found(patient, "error")] == [errors[0][1], errors[1][1]]
         assert errors[2][1] in [problem for _, problem, _ in found(patient, "warning")]
         warned = [problem for _, problem, _ in found(ran, "warning")]
-        assert re.match(r"1 consumer without a heartbeat for 30 s: web:3 \(1 min ago\)", warned[0])
+        assert re.match(r"1 of 1 consumers without a heartbeat for 30 s: web:3 \(1 min ago\)", warned[0])
         assert warned[1] == f"Requeue run {run.pk} has had no driver for 3 h."
 
     def test_a_growing_group_is_a_warning(self) -> None:

@@ -89,8 +89,8 @@ def test_whoever_has_checked_says_so_once_and_the_finding_goes_until_something_n
     assert after == []
     assert "9f3c-1" in listed
     assert (act.action, act.actor_name, act.reason, act.count) == (Action.CHECK, "admin", "both paid once: INC-7", 2)
-    assert "Subject Perhaps handled twice: 9f3c-2, 9f3c-1 " in entry.text
-    assert "What was checked 9f3c-2 9f3c-1 " in entry.text
+    assert "Subject Perhaps handled twice: 9f3c-1, 9f3c-2 " in entry.text
+    assert "What was checked 9f3c-1 9f3c-2 " in entry.text
     assert entry.links["9f3c-1"] == "/admin/rmq_retry/parkedmessage/?state=all&q=9f3c-1"
     assert perhaps() == ["1 message was perhaps handled twice, 8 min ago: 9f3c-3."]
     assert list(verify()) == []
@@ -305,11 +305,11 @@ def test_one_command_shows_what_is_in_doubt_says_how_to_end_it_and_asks() -> Non
     nothing = run("rmq_parked", "checked", "PERHAPS_TWICE", "--reason", "INC-7", "--yes")
 
     assert [line[:3] for line in shown.lines[1:]] == [
-        ["9f3c-2", "-", "perhaps handled twice"],
         ["9f3c-1", "-", "perhaps handled twice"],
+        ["9f3c-2", "-", "perhaps handled twice"],
     ]
     assert "manage.py rmq_parked checked PERHAPS_TWICE --reason TEXT\n" in shown.err
-    assert [(one["name"], one["record"]) for one in listed] == [("9f3c-2", None), ("9f3c-1", None)]
+    assert [(one["name"], one["record"]) for one in listed] == [("9f3c-1", None), ("9f3c-2", None)]
     assert "2 messages were perhaps handled twice" in unsure.err
     assert hint.index("lists them") < hint.index("--reason TEXT")
     assert (shown.code, unsure.code, bool(kept)) == (0, 7, True)
@@ -353,8 +353,8 @@ def test_whoever_signs_sees_all_of_it(page: Client) -> None:
     assert [f"9f3c-{number}" in asked.links for number in range(5)] == [True] * 5
     assert asked.links["9f3c-0"] == f"{MESSAGES}?q=9f3c-0"
     assert asked.links["What is known of each"] == LIST
-    assert act.facts["names"] == [f"9f3c-{number}" for number in reversed(range(5))]
-    assert act.subject == "9f3c-4, 9f3c-3, 9f3c-2, …"
+    assert act.facts["names"] == [f"9f3c-{number}" for number in range(5)]
+    assert act.subject == "9f3c-0, 9f3c-1, 9f3c-2, …"
 
 
 def test_the_page_of_a_check_names_each_message_also_one_with_a_record(page: Client) -> None:
@@ -498,15 +498,15 @@ def test_live_status_and_its_list_say_what_was_checked_by_whom_and_why(page: Cli
     said = r"✓ Checked by admin, [\d :-]+: both paid once"
 
     assert "1 finding was checked in the last 24 hours" in shown.text
-    assert re.search(rf"Perhaps handled twice : 9f3c-2, 9f3c-1 {said}", shown.text)
+    assert re.search(rf"Perhaps handled twice : 9f3c-1, 9f3c-2 {said}", shown.text)
     assert shown.links["Perhaps handled twice"] == f"{AUDIT}{OperatorAction.objects.get().pk}/change/"
     assert "Action Checked: perhaps handled twice" in shown.text
     assert len(re.findall(said, listed)) == 2
     doubts = [line[1] for line in run("rmq_parked", "list", "--handled-again").lines[1:]]
     assert [(one[0], ". Checked by " in one) for one in doubts] == [
-        ("✓", True),
-        ("✓", True),
         ("!", False),
+        ("✓", True),
+        ("✓", True),
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_rmq_retry import Delivery, NackRequeue, RetryThenPark, handler
+from django_rmq_retry import Batch, Delivery, NackRequeue, RetryThenPark, handler
 from django_rmq_retry.health.begun import all_begun, begun_by
 from django_rmq_retry.health.facts import survey
 from django_rmq_retry.health.problems import Limits, in_survey
@@ -53,7 +53,7 @@ def test_what_a_killed_worker_had_is_named_on_live_status_with_a_list_of_it(admi
     shown = Page(page.get(STATUS))
     listed = Page(page.get(shown.links["Show these messages"]))
 
-    said = "2 messages were perhaps handled twice, the last 1 min ago: 9f3c-2, 9f3c-1."
+    said = "2 messages were perhaps handled twice, the last 1 min ago: 9f3c-1, 9f3c-2."
     assert told() == [said]
     assert said in shown.text
     assert said.removesuffix(".") in run("rmq_status").out
@@ -72,12 +72,12 @@ def test_a_command_lists_all_that_were_perhaps_handled_twice() -> None:
     given = "one that is gone had it, and may not have begun it"
     assert (told.code, told.err) == (0, "")
     assert [line[:3] for line in told.lines[1:]] == [
-        ["9f3c-2", f"! perhaps twice: {given}", "payments.main"],
         ["9f3c-1", f"! perhaps twice: {given}", "payments.main"],
+        ["9f3c-2", f"! perhaps twice: {given}", "payments.main"],
     ]
     assert [(one["name"], one["certain"], len(one["handled"])) for one in listed["items"]] == [
-        ("9f3c-2", False, 1),
         ("9f3c-1", False, 1),
+        ("9f3c-2", False, 1),
     ]
 
 
@@ -241,11 +241,11 @@ def test_what_the_lost_worker_had_begun_comes_before_what_it_had_waiting(admin_u
     page = client_of(admin_user)
     listed = Page(page.get(Page(page.get(STATUS)).links["Show these messages"])).text
 
-    named = "9f3c-4, 9f3c-5, 9f3c-0 and 3 more"
+    named = "9f3c-5, 9f3c-4, 9f3c-3 and 3 more"
     assert found.text == f"6 messages were perhaps handled twice, the last 1 min ago: {named}."
     assert " 2 of them were in a handler when their consumer was heard of last: check these first. " in found.why
     assert listed.count("! begun by worker-3:4711, which is gone") == 2
-    assert sorted(("9f3c-4", "9f3c-5", "9f3c-0"), key=listed.index) == ["9f3c-4", "9f3c-5", "9f3c-0"]
+    assert sorted(("9f3c-4", "9f3c-5", "9f3c-3"), key=listed.index) == ["9f3c-5", "9f3c-4", "9f3c-3"]
 
 
 def test_each_lost_worker_that_had_begun_a_message_is_named(admin_user: Any) -> None:
@@ -319,7 +319,7 @@ def test_the_keys_of_the_list_are_in_one_box_to_copy(admin_user: Any) -> None:
     content = client_of(admin_user).get(f"{STATUS}handled_again/").content.decode()
     box = content.partition("Keys to copy")[2].partition("<pre")[2].partition("</pre>")[0]
 
-    assert box.partition(">")[2].split() == ["9f3c-0", "9f3c-1", "9f3c-2"]
+    assert box.partition(">")[2].split() == ["9f3c-2", "9f3c-1", "9f3c-0"]
 
 
 def test_a_list_without_such_messages_says_so(admin_user: Any) -> None:
@@ -349,13 +349,50 @@ def test_a_handler_that_does_nothing_twice_is_no_finding(admin_user: Any) -> Non
     assert "✓ done" in listed
 
 
-def test_of_many_messages_the_last_three_are_named() -> None:
+def test_of_many_messages_those_that_came_again_first_are_named() -> None:
+    """Of ten payments two were in hand as the worker was killed, and the first eight to be checked were others."""
     made.consumer(seconds=600)
     for number in range(6):
         handled(f"9f3c-{number}", minutes=number + 1)
 
-    said = "6 messages were perhaps handled twice, the last 1 min ago: 9f3c-0, 9f3c-1, 9f3c-2 and 3 more."
+    said = "6 messages were perhaps handled twice, the last 1 min ago: 9f3c-5, 9f3c-4, 9f3c-3 and 3 more."
     assert told() == [said]
+
+
+def test_what_a_later_lost_worker_had_comes_before_what_an_earlier_one_had() -> None:
+    made.consumer(seconds=600)
+    handled("9f3c-1", minutes=5)
+    made.consumer(pid=7, seconds=200)
+    handled("9f3c-2", minutes=1)
+
+    assert told() == ["2 messages were perhaps handled twice, the last 1 min ago: 9f3c-2, 9f3c-1."]
+
+
+@pytest.mark.parametrize(
+    ("threads", "lost", "batch", "said"),
+    [
+        ((2, 2), 1, None, "Their consumer handled at most 2 at once."),
+        ((2, 1), 2, None, "Their consumers handled at most 3 at once."),
+        ((8, 2), 1, None, ""),
+        ((0, 2), 1, None, ""),
+        ((2, 2), 1, Batch(2), "Their consumer handled at most 4 at once."),
+        ((2, 2), 1, Batch(50), ""),
+    ],
+    ids=["one", "two", "as many threads", "not known", "batches", "large batches"],
+)
+def test_no_more_is_in_doubt_than_the_lost_worker_can_have_begun(
+    threads: tuple[int, int], lost: int, batch: Batch | None, said: str
+) -> None:
+    """Thirty payments were to be checked at the bank, and a worker with two threads had begun two of them."""
+    if batch is not None:
+        handler("payments.main", policy=RetryThenPark(), batch=batch)(print)
+    for number in range(lost):
+        made.consumer(seconds=600, pid=number + 1, threads=threads[number])
+    for number in range(6):
+        handled(f"9f3c-{number}", minutes=number + 1)
+    [found] = [one for one in in_survey(survey(), Limits()) if one.code is Code.PERHAPS_TWICE]
+
+    assert found.why.partition("done twice. ")[2].partition("This stays")[0].strip() == said
 
 
 @pytest.mark.parametrize(

@@ -580,7 +580,7 @@ def test_heartbeats() -> None:
     ]
 
     assert [problem.text for problem in in_processes(rows, NOW)] == [
-        "1 consumer without a heartbeat for 30 s: web:3 (1 min ago).",
+        "1 of 5 consumers without a heartbeat for 30 s: web:3 (1 min ago).",
         "Consumers run 2 versions of the project: v1 (1), v2 (3).",
         "Without a connection to the broker: web:2.",
     ]
@@ -595,7 +595,7 @@ def test_of_dead_processes_only_those_that_nobody_has_replaced_need_somebody() -
     found = in_processes([*gone, later, other], NOW)
 
     assert [problem.text for problem in found if problem.code is Code.VANISHED] == [
-        "2 consumers without a heartbeat for 30 s: web:2 (7 min ago), web:1 (8 min ago)."
+        "2 of 4 consumers without a heartbeat for 30 s: web:2 (7 min ago), web:1 (8 min ago)."
     ]
 
 
@@ -1255,11 +1255,11 @@ def test_a_consumer_that_ended_with_a_fault_is_told_with_it_and_is_not_one_that_
 
     assert ended.code is Code.ENDED
     assert ended.text == (
-        "2 consumers have ended: exit 1: Handler statements.render did not end within twice its timeout "
+        "2 of 4 consumers have ended: exit 1: Handler statements.render did not end within twice its timeout "
         "(web:2, 40 s ago; web:3, 50 s ago)."
     )
     assert ended.why == "No others were started in their place. 1 message was in flight."
-    assert vanished.text == "1 consumer without a heartbeat for 30 s: web:4 (1 min ago)."
+    assert vanished.text == "1 of 4 consumers without a heartbeat for 30 s: web:4 (1 min ago)."
 
 
 CUT_OFF: list[tuple[list[Level], str]] = [
