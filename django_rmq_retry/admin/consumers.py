@@ -321,11 +321,12 @@ def problems_of(known: Sequence[Process]) -> list[tuple[Problem, str]]:
     One query, of what was handled again; a few more if a process has such a message in a handler yet.
     """
     now, rows = database_clock.reckoned(records_alias()), [one.row for one in known]
-    last = last_signs(rows, now)
+    dead = processes.dead_processes(rows, now)
+    last = last_signs(rows, now, dead)
     seen = broker_look.look() if last else None
     # If none is alive, the broker knows which queues stand still.
     queues = Queues(levels=(seen.last or seen).levels if seen else ())
-    found = merged(list(in_processes(rows, now, [one for one in known if one.overtaken])), queues, last)
+    found = merged(list(in_processes(rows, now, [one for one in known if one.overtaken], dead=dead)), queues, last)
     found += still_at_it(rows, now)
     command = "manage.py rmq_consume"
     # Its own fold below says more of a crash loop.

@@ -128,7 +128,7 @@ def failures(request: HttpRequest, run: RequeueRun) -> Failures:
         Alike(error, error or reason_text(reason), count, [one for one in first if _failed_by(one, error, reason)])
         for (error, reason), count in errors.most_common(MOST_ERRORS)
     ]
-    since = _since(f"failed_of_run={run.pk}", now, _later_runs(failed, run.failed))
+    since = _since(f"failed_of_run={run.pk}", now, _later_runs(run, failed, run.failed))
     return Failures(errors=shown, since=since, doubtful=doubtful)
 
 
@@ -150,13 +150,13 @@ def _since(chosen: str, now: Counter[State], runs: Sequence[RequeueRun]) -> Sinc
     return Since(chosen=chosen, now={state: now[state] for state in State if now[state]}, runs=runs)
 
 
-def _later_runs(items: QuerySet[RequeueItem], count: int) -> list[RequeueRun]:
+def _later_runs(run: RequeueRun, items: QuerySet[RequeueItem], count: int) -> list[RequeueRun]:
     """Return the later runs that sent some of these messages of a run, if they are few enough to look for each."""
     if count > MOST_LOOKED_UP:
         return []
-    sent = items.filter(message__items__run__gt=F("run"), message__items__sent_at__isnull=False).order_by()
-    later = RequeueRun.objects.filter(pk__in=sent.values("message__items__run")).order_by("pk")
-    return list(later[:MOST_OTHERS])
+    # Not joined by the messages: of these PostgreSQL would read all from the oldest to the last of the run.
+    sent = RequeueItem.objects.filter(run__gt=run.pk, sent_at__isnull=False, message__in=items.values("message"))
+    return list(RequeueRun.objects.filter(pk__in=sent.order_by().values("run")).order_by("pk")[:MOST_OTHERS])
 
 
 def unsure(request: HttpRequest, run: RequeueRun, state: ItemState) -> Unsure:
@@ -166,7 +166,7 @@ def unsure(request: HttpRequest, run: RequeueRun, state: ItemState) -> Unsure:
         return NONE_UNSURE
     states = items.order_by().annotate(now=_of_message("state", count)).values_list("now").annotate(count=Count("pk"))
     now = Counter({State(state): number for state, number in states})
-    since = _since(f"{UNSURE[state]}={run.pk}", now, _later_runs(items, count))
+    since = _since(f"{UNSURE[state]}={run.pk}", now, _later_runs(run, items, count))
     return Unsure(since=since, number=count, items=_first(request, items))
 
 
@@ -184,7 +184,7 @@ def left_out(request: HttpRequest, run: RequeueRun) -> list[Alike]:
     named = [part for some in found for part in _parts(request, run, some, decisions)]
     stopped = ItemReason.STOPPED
     if now[stopped]:
-        runs = _later_runs(skipped.filter(skip_code=stopped), counts[stopped])
+        runs = _later_runs(run, skipped.filter(skip_code=stopped), counts[stopped])
         since = _since(f"left_out_of_run={run.pk}:{stopped}", now[stopped], runs)
         named = [replace(part, since=since) if part.code == stopped else part for part in named]
     unlisted = 0 if run.retries_of else run.skipped - sum(count for _code, count, _items in found)

@@ -29,8 +29,6 @@ NO_FAILURE = (ACK.name, DUPLICATE.name, WITHHELD)
 """Verdicts of attempts that did not fail: the handler ran to its end, or was not run."""
 LONGEST_ATTEMPT = timedelta(hours=1)
 """The longest attempt whose failure is looked for by its start."""
-LAST_ATTEMPTS = 500
-"""If most of the attempts that were written last ended earlier, all other ones did."""
 COUNTS_AS_WAITING = timedelta(hours=1)
 """Time for which a message still counts as waiting after its retry is due: consumers may be stopped, or busy."""
 
@@ -205,11 +203,8 @@ def failed_since(since: datetime, *, most: int) -> int:
     They are written as they end, so the last rows are those that ended last: an index by start alone would find no end.
     """
     rows = Attempt.objects.filter(started_at__gte=since - LONGEST_ATTEMPT).exclude(verdict__in=NO_FAILURE)
-    ended = rows.annotate(ended=_Ended("started_at", "seconds")).order_by("-pk")
-    lately = Count("pk", filter=Q(ended__gte=since))
-    few = int(ended[:LAST_ATTEMPTS].aggregate(n=lately)["n"])
-    # While few messages fail, which is nearly always, the others need not be read.
-    return few if few < LAST_ATTEMPTS / 2 else int(ended[: most + 1].aggregate(n=lately)["n"])
+    ended = rows.annotate(ended=_Ended("started_at", "seconds")).order_by("-pk")[: most + 1]
+    return int(ended.aggregate(n=Count("pk", filter=Q(ended__gte=since)))["n"])
 
 
 def first_failure(record: ParkedMessage, began: datetime | None, seconds: float | None) -> datetime | None:

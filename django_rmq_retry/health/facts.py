@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -37,8 +38,10 @@ from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR, HandledAga
 from django_rmq_retry.health.held import leave_out_unfounded
 from django_rmq_retry.health.processes import (
     MOST_SURVEYED_PROCESSES,
+    Dead,
     Process,
     begun_and_waiting,
+    dead_processes,
     overtaken,
     read_in_flight,
 )
@@ -228,7 +231,7 @@ class OverdueRetries:
 _KILLER = ("business_key", "message_id", "queue", "published_at", "parked_at", "group_id")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Survey:
     alias: str
     at: datetime
@@ -285,6 +288,11 @@ class Survey:
     declared: tuple[Declared, ...] = ()
     """Queues and exchanges that this project has declared, on all brokers."""
 
+    @cached_property
+    def dead(self) -> Sequence[Dead]:
+        """The processes that vanished, each with what follows from it."""
+        return dead_processes(self.processes, self.at)
+
     @property
     def sending(self) -> list[RequeueRun]:
         """The runs that are to send parked messages at present; none if none of these is still parked."""
@@ -328,7 +336,8 @@ def survey(*, page: bool = False) -> Survey:
     parked_now, silent = parked(now, [one.queue for one in stopped], origins, groups)
     pending = outbox_if_read() if page else outbox()
     processes = tuple(ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_SURVEYED_PROCESSES])
-    read_in_flight(processes, now)
+    dead = dead_processes(processes, now)
+    read_in_flight(processes, now, dead)
     again, anyway = handled_again(now, processes), _handled_anyway(now)
     in_doubt = [run for run in known if lost_a_consumer(run, processes, now)]
     leave_out_unfounded(in_doubt)
@@ -357,7 +366,7 @@ def survey(*, page: bool = False) -> Survey:
         processes=processes,
         by_dead_workers=killers,
         killers=killers or (_dealt_with(now) if any(one.vanished(now) for one in processes) else ()),
-        overtaken=tuple(overtaken(processes, now)),
+        overtaken=tuple(overtaken(processes, now, dead)),
         outbox=pending or PendingRows(),
         outbox_answers=pending is not None,
         blocked=blocked(),

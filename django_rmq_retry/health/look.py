@@ -130,7 +130,7 @@ class Health:
     @cached_property
     def problems(self) -> tuple[Problem, ...]:
         """All that is wrong or remarkable, the most harmful first."""
-        last = last_signs(self.survey.processes, self.survey.at) if self.survey else None
+        last = last_signs(self.survey.processes, self.survey.at, self.survey.dead) if self.survey else None
         found = merged(self._each, self.queues, last)
         if self.as_of:
             found = [one if one in self.of_database else replace(one, as_of=self.as_of) for one in found]
@@ -181,7 +181,7 @@ class Health:
 
     def _left_by_the_vanished(self, queues: Collection[str]) -> bool:
         """Return True if each process that vanished has read one of these queues."""
-        gone = unreplaced(self.survey.processes, self.survey.at) if self.survey else []
+        gone = unreplaced(self.survey.dead) if self.survey else []
         return all(set(queues) & set(row.queues) for row in gone)
 
     @property

@@ -334,7 +334,7 @@ def in_survey(survey: Survey, limits: Limits, levels: Sequence[Level] = ()) -> I
     yield from in_halts(survey.halted, now, limits, levels)
     yield from in_blocked(survey.blocked)
     yield from _in_approvals(survey.approvals, now)
-    yield from in_processes(survey.processes, now, survey.overtaken, survey.killers)
+    yield from in_processes(survey.processes, now, survey.overtaken, survey.killers, survey.dead)
     yield from of_runs
     if survey.anyway.count:
         anyway = survey.anyway
@@ -863,15 +863,16 @@ def in_processes(
     now: datetime,
     overtaken: Sequence[Process] = (),
     suspects: Sequence[ParkedMessage] = (),
+    dead: Iterable[Dead] | None = None,
 ) -> Iterator[Problem]:
     """Yield what heartbeats show: vanished and disconnected processes, and different versions.
 
     Those ``overtaken`` may be frozen with messages that others got since. The ``suspects`` are parked because their
-    workers died.
+    workers died. The ``dead`` are those of the rows, if they are known already.
     """
     known = sorted(rows, key=lambda row: (row.host, row.pid))
     # The one that has just fallen silent may hang: it is not named behind those that died an hour ago.
-    dead = sorted(dead_processes(known, now), key=lambda one: one.row.beat_at, reverse=True)
+    dead = sorted(dead_processes(known, now) if dead is None else dead, key=lambda one: one.row.beat_at, reverse=True)
     told = {id(one.row) for one in overtaken}
     gone = [one.row for one in dead if one.state is ProcessState.VANISHED and one.loop is None]
     gone = [row for row in gone if id(row) not in told]
@@ -1108,14 +1109,14 @@ class LastSigns:
     """True if one of them was killed or ended with a fault; another one is stopping."""
 
 
-def last_signs(rows: Sequence[ConsumerProcess], now: datetime) -> LastSigns | None:
+def last_signs(rows: Sequence[ConsumerProcess], now: datetime, dead: Iterable[Dead]) -> LastSigns | None:
     """Return what was heard last of the processes; None if one takes messages, or none is known.
 
     One that is stopping, or that has ended a moment ago, was heard later than those that vanished before.
     """
     if any(row.living(now) for row in rows):
         return None
-    gone = {id(row) for row in unreplaced(rows, now)}
+    gone = {id(row) for row in unreplaced(dead)}
     known = [row for row in rows if id(row) in gone or not row.vanished(now)]
     if not known:
         return None

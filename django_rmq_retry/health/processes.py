@@ -285,21 +285,6 @@ def processes(*, most: int = MOST_LISTED_PROCESSES) -> list[Process]:
     return sorted(map(_as_told, _with_unreported(found)), key=_place)
 
 
-def overtaken(rows: Iterable[ConsumerProcess], now: datetime) -> list[Process]:
-    """Return the processes that may be frozen with messages that others got since, after ``read_in_flight``.
-
-    One query, if one vanished lately, and two more if it had messages in flight.
-    """
-    known = list(rows)
-    gone = (one for one in dead_processes(known, now) if one.loop is None)
-    dead = [one for one in gone if _may_go_on(one.row, now - one.row.beat_at)]
-    if not dead:
-        return []
-    living = [Process.of(row, now, None) for row in known if not row.vanished(now)]
-    found = _with_others([*living, *_with_later([Process.of(one.row, now, one) for one in dead])])
-    return [_as_told(one) for one in _with_unreported(found) if one.overtaken]
-
-
 def begun_and_waiting(queues: Collection[str], now: datetime) -> dict[str, str]:
     """Return a sentence for each of these stopped queues on what lost processes had begun of it, and nobody has had
     since: it waits there, and may have been done.
@@ -475,7 +460,7 @@ def _in_loops(
     """Those of all but the first, which was no part of the loop."""
     for last in line:
         late = bool(dead) and last.started_at - dead[-1].beat_at > TAKEN_OVER_AFTER
-        if _is_loop(dead, lives) and (late or dead[-1].replaced or _outlived(last, max(lives), now)):
+        if _is_loop(dead, lives) and (late or dead[-1].replaced or _outlived(last, lives, now)):
             loops.append(CrashLoop(dead=tuple(dead), last=last, over=True))
             dead, lives = [], []
         elif late:
@@ -484,8 +469,8 @@ def _in_loops(
         if last.vanished(now) and id(last) not in frozen:
             lives += [last.ran(now)] if dead else []
             dead.append(last)
-            first = max(_last_long_life(lives), _last_slow_death(dead))
-            dead, lives = dead[first:], lives[first:]
+            if first := max(_last_long_life(lives), _last_slow_death(dead)):
+                dead, lives = dead[first:], lives[first:]
     given_up = last.vanished(now) and now - last.beat_at > TAKEN_OVER_AFTER and _reads_all(read, last)
     if _is_loop(dead, lives) and not given_up:
         loops.append(CrashLoop(dead=tuple(dead), last=last, over=dead[-1].replaced))
@@ -507,8 +492,9 @@ def _reads_all(read: Collection[str], row: ConsumerProcess) -> bool:
 
 def _is_loop(dead: Sequence[ConsumerProcess], lives: Sequence[timedelta]) -> bool:
     """Return True if these deaths are enough: an early second one, unless a deployment ended one of the two."""
-    early = bool(lives) and lives[-1] < LIVED and not any(row.stopping and not row.ended_at for row in dead)
-    return early or len(dead) >= LOOP_DEATHS
+    if len(dead) >= LOOP_DEATHS:
+        return True
+    return bool(lives) and lives[-1] < LIVED and not any(row.stopping and not row.ended_at for row in dead)
 
 
 def _last_long_life(lives: Sequence[timedelta]) -> int:
@@ -516,7 +502,10 @@ def _last_long_life(lives: Sequence[timedelta]) -> int:
 
     Its death may begin a loop; what ended those before it, such as an operator, was something else.
     """
-    usual = median_high(lives) if lives else timedelta()
+    # Mostly none is long, and a loop may have hundreds of lives, for each of which this is asked.
+    if max(lives, default=LIVED) <= min(LOOP_OVER_AFTER, LIVED):
+        return 0
+    usual = median_high(lives)
     least = LOOP_OVER_AFTER if usual > KILLS_AT_ONCE else LIVED
     long = max(least, usual * LOOP_OVER_BY)
     return max((place for place, life in enumerate(lives, 1) if life > long), default=0)
@@ -528,22 +517,26 @@ def _last_slow_death(dead: Sequence[ConsumerProcess]) -> int:
     return len(dead) - LOOP_DEATHS + 1 if slow else 0
 
 
-def _outlived(row: ConsumerProcess, longest: timedelta, now: datetime) -> bool:
-    """Return True if a process has clearly outlived a loop whose longest life this was.
+def _outlived(row: ConsumerProcess, loop: Iterable[timedelta], now: datetime) -> bool:
+    """Return True if a process has clearly outlived a loop with these lives.
 
     One that has lost the broker lives, and one that never reached it may hang as it starts.
     """
     lives = row.connected or row.lost_at is not None or row.vanished(now)
-    return lives and row.ran(now) > max(LOOP_OVER_AFTER, longest * LOOP_OVER_BY)
+    ran = row.ran(now)
+    return lives and ran > LOOP_OVER_AFTER and ran > max(loop) * LOOP_OVER_BY
 
 
-def read_in_flight(rows: Sequence[ConsumerProcess], now: datetime) -> None:
+def read_in_flight(rows: Sequence[ConsumerProcess], now: datetime, dead: Iterable[Dead]) -> None:
     """Add what processes that vanished had in flight, and those that live, by one query if one needs somebody or may
     go on."""
-    dead = dead_processes(rows, now)
     # The first ones may do something yet.
-    dead.sort(key=lambda one: one.row.beat_at, reverse=True)
-    gone = [one.row for one in dead if one.state is ProcessState.VANISHED or _may_go_on(one.row, now - one.row.beat_at)]
+    latest_first = sorted(dead, key=lambda one: one.row.beat_at, reverse=True)
+    gone = [
+        one.row
+        for one in latest_first
+        if one.state is ProcessState.VANISHED or _may_go_on(one.row, now - one.row.beat_at)
+    ]
     if not gone:
         return
     living = [row for row in rows if not row.vanished(now)]
@@ -553,10 +546,23 @@ def read_in_flight(rows: Sequence[ConsumerProcess], now: datetime) -> None:
         row.in_flight = held.get(row.pk, [])
 
 
-def unreplaced(rows: Iterable[ConsumerProcess], now: datetime) -> list[ConsumerProcess]:
+def unreplaced(dead: Iterable[Dead]) -> list[ConsumerProcess]:
     """Return the vanished processes that need somebody."""
-    needy = (one for one in dead_processes(rows, now) if one.state is ProcessState.VANISHED)
+    needy = (one for one in dead if one.state is ProcessState.VANISHED)
     return [one.row for one in needy if one.loop is None or not one.loop.over]
+
+
+def overtaken(rows: Iterable[ConsumerProcess], now: datetime, gone: Iterable[Dead]) -> list[Process]:
+    """Return the processes that may be frozen with messages that others got since, after ``read_in_flight``.
+
+    One query, if one vanished lately, and two more if it had messages in flight.
+    """
+    dead = [one for one in gone if one.loop is None and _may_go_on(one.row, now - one.row.beat_at)]
+    if not dead:
+        return []
+    living = [Process.of(row, now, None) for row in rows if not row.vanished(now)]
+    found = _with_others([*living, *_with_later([Process.of(one.row, now, one) for one in dead])])
+    return [_as_told(one) for one in _with_unreported(found) if one.overtaken]
 
 
 def _lines(rows: Iterable[ConsumerProcess], now: datetime) -> list[list[ConsumerProcess]]:

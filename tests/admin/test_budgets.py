@@ -18,7 +18,6 @@ from django.utils.translation import override
 from pytest_django.asserts import assertHTMLEqual
 
 from django_rmq_retry.admin import status
-from django_rmq_retry.attempts import history
 from django_rmq_retry.health import facts
 from django_rmq_retry.models import (
     ErrorGroup,
@@ -229,9 +228,8 @@ def test_what_an_incident_parks_and_fails_is_counted_up_to_a_limit(lead: User, m
     assert "(+3 in 10 min)" in run("rmq_status").out
 
 
-def test_failures_of_the_last_minute_are_counted_by_the_database(lead: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_of_the_last_minute_are_counted_by_the_database(lead: User) -> None:
     """The page of an incident read up to 10,001 rows to show one number."""
-    monkeypatch.setattr(history, "LAST_ATTEMPTS", 2)
     one, now = made.message(), timezone.now()
     made.attempt(one, at=now - timedelta(minutes=9), seconds=520)
     for _ in range(2):
@@ -243,8 +241,8 @@ def test_failures_of_the_last_minute_are_counted_by_the_database(lead: User, mon
     with CaptureQueriesContext(connection) as queries:
         counted = client.get(f"{ADMIN}livestatus/").context["counts"]["failed"]
 
-    # The rows written last tell that nothing fails now, also if a late one stands before them.
-    assert (quiet, counted) == (0, 2)
+    # One that took long counts although others have ended before it.
+    assert (quiet, counted) == (1, 2)
     reads = [sql for sql in own_queries(queries) if _names("seconds")(sql)]
     reads = [sql for sql in reads if not (_names("next_at")(sql) or _names("redelivered")(sql))]
     assert [sql for sql in reads if "COUNT(" not in sql] == []

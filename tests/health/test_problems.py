@@ -39,7 +39,7 @@ from django_rmq_retry.health.problems import (
     too_many_parked,
     unreachable,
 )
-from django_rmq_retry.health.processes import unreplaced
+from django_rmq_retry.health.processes import dead_processes, unreplaced
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import (
     ConsumerProcess,
@@ -625,7 +625,7 @@ LINES: list[tuple[list[ConsumerProcess], list[str]]] = [
 def test_a_process_whose_replacement_died_too_is_replaced_by_the_next_but_a_crash_loop_warns(
     rows: list[ConsumerProcess], named: list[str]
 ) -> None:
-    assert sorted(map(str, unreplaced(rows, NOW))) == named
+    assert sorted(map(str, unreplaced(dead_processes(rows, NOW)))) == named
 
 
 def test_a_loop_has_no_process_that_was_killed_before_it_beside_others() -> None:
@@ -816,7 +816,7 @@ def test_a_loop_that_was_noted_as_over_stays_so_after_the_one_that_outlived_it_h
 
     assert before == [("ERROR", 3, rows[0].beat_at)]
     assert told_of_loops([*rows, fresh], 0) == told_of_loops(rows, 0) == [("WARNING", 3, rows[0].beat_at)]
-    assert last_signs(rows, NOW) is None
+    assert last_signs(rows, NOW, dead_processes(rows, NOW)) is None
 
 
 def test_messages_that_are_parked_since_a_loop_began_are_named_before_what_was_in_flight() -> None:
