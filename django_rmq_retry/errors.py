@@ -201,6 +201,8 @@ class QueueUnusable(RmqRetryError):
         super().__init__(f"Queue {queue!r} cannot be consumed: {reason}. {advice}")
 
 
+MOST_NAMED = 3
+"""The most missing queues and exchanges that are named: the command that declares them names all."""
 OWNER_DECLARES = "is external (existing=True), so `manage.py rmq_declare` does not create it: ask its owner to."
 
 
@@ -209,7 +211,10 @@ class TopologyMissing(RmqRetryError):
 
     def __init__(self, names: Sequence[str], *, external: Sequence[str] = ()) -> None:
         self.names = tuple(names)
-        parts = [f"The broker lacks queues or exchanges of the handlers: {', '.join(names)}. No message was taken."]
+        named, more = ", ".join(names[:MOST_NAMED]), len(names) - MOST_NAMED
+        named = f"{named} and {more} more" if more > 0 else named
+        several = f"{len(names)} queues or exchanges of the handlers: " if len(names) > 1 else ""
+        parts = [f"The broker lacks {several}{named}. No message was taken."]
         if len(external) < len(names):
             parts.append("Declare them with `manage.py rmq_declare`.")
         parts += [f"The {name} {OWNER_DECLARES}" for name in external]

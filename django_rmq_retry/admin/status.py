@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
+from django.apps import apps
 from django.contrib import admin
 from django.db import Error
 from django.http import HttpRequest, HttpResponse
@@ -37,6 +38,7 @@ from django_rmq_retry.markup import visible
 from django_rmq_retry.models import LiveStatus, ParkedMessage, State
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.held_up import held_up, in_few_words, stands
+from django_rmq_retry.parked.operators import LABEL
 from django_rmq_retry.wording import number
 
 
@@ -120,6 +122,18 @@ class Need:
     @property
     def is_error(self) -> bool:
         return self.problem.severity is Severity.ERROR
+
+    @property
+    def kind(self) -> str:
+        """What it is about, in the words of the pages, where it is only counted."""
+        page = self.problem.rule.page
+        if self.problem.code in (Code.PAUSED, Code.PAUSED_LONG):
+            return _("paused queues")
+        if page is None:
+            return _("others")
+        target = TARGETS.get(page) or OF_ONE[page]
+        model = apps.get_model(LABEL, target.page.partition("_")[0])
+        return str(model._meta.verbose_name_plural)  # noqa: SLF001 - Django's own API
 
     @property
     def under_way(self) -> bool:

@@ -29,6 +29,7 @@ from django_rmq_retry.health.problems import (
     too_many_parked,
     unreachable,
     unusable,
+    waiting_text,
     without_need,
 )
 from django_rmq_retry.health.processes import late_handlers, lost_since, read_since, unreplaced
@@ -36,7 +37,7 @@ from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import QueueControl, RunWait
 from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.topology.declarations import QUARANTINE, Role
-from django_rmq_retry.wording import listed, messages_counted, number
+from django_rmq_retry.wording import listed, number
 
 NO_QUEUES = Gauged(levels=(), api_set=False)
 """What is known of the queues without the broker."""
@@ -245,7 +246,7 @@ def merged(found: Sequence[Problem], queues: Queues, last: LastSigns | None) -> 
     missed = [one for one in left if one.code in (Code.NO_CONSUMER, Code.IDLE)]
     if len(missed) <= 1:
         return [replace(one, causes=(one.subject,)) if one in missed else one for one in left]
-    ready = {one.subject: one.count for one in missed}
+    ready = {one.subject: one.count for one in sorted(missed, key=lambda one: -one.count)}
     several = Problem(
         code=Code.SEVERAL_UNREAD if any(one.code is Code.NO_CONSUMER for one in missed) else Code.SEVERAL_IDLE,
         count=len(missed),
@@ -268,7 +269,7 @@ def _ready_in(queues: Mapping[str, int]) -> dict[str, object]:
     """Return the words for the ready messages of some queues, and of each, the most first."""
     total, held = sum(queues.values()), sorted((one for one in queues.items() if one[1]), key=lambda one: -one[1])
     places = listed(f"{queue} {number(count)}" for queue, count in held)
-    return {"ready": total, "messages": messages_counted(total), "places": places and f": {places}"}
+    return {"ready": total, "waiting": waiting_text(total), "places": places and f": {places}"}
 
 
 def _none_alive(found: Sequence[Problem], queues: Queues, last: LastSigns | None) -> list[Problem]:

@@ -197,7 +197,7 @@ class Queues:
             needs = False
         elif self._is_unread(level):
             which = f" {shlex.quote(level.queue)}" if level.role is Role.WORK else ""
-            yield problem(code=Code.NO_CONSUMER, values={"which": which})
+            yield problem(code=Code.NO_CONSUMER, values={"which": which, "waiting": waiting_text(level.ready or 0)})
         least = self.limits.min_consumers
         if needs and consumers < least:
             yield problem(code=Code.FEW_CONSUMERS, count=consumers, values={"least": least})
@@ -773,7 +773,7 @@ def _waited(waited: timedelta, most: timedelta) -> dict[str, object]:
     return {"span": span(waited), "most": span(most), **seconds}
 
 
-def _waiting(ready: int) -> str:
+def waiting_text(ready: int) -> str:
     """Return a sentence on what waits in a queue, with a space before it; empty if nothing is known to."""
     if not ready:
         return ""
@@ -788,7 +788,7 @@ def _stopped(control: QueueControl, now: datetime, *, ready: int, read: bool, be
             "span": span(lasted),
             "because": because,
             "cause": cause,
-            "waiting": _waiting(ready),
+            "waiting": waiting_text(ready),
             "probe": " ".join(filter(None, (state_of(control).next_probe(now.timestamp(), read=read), begun))),
         }
         return Problem(code=Code.BREAKER_OPEN, subject=control.queue, since=control.opened_at, values=values)
@@ -832,7 +832,7 @@ def _halted(control: QueueControl, now: datetime, limits: Limits, ready: int) ->
     lasted, most = now - control.halted_at if control.halted_at else timedelta(), limits.halted_age
     error, first = control.halted_error, control.halted_key or control.halted_message
     cause = error.removesuffix(".")
-    values: dict[str, object] = {"error": error, "cause": cause, "waiting": _waiting(ready)}
+    values: dict[str, object] = {"error": error, "cause": cause, "waiting": waiting_text(ready)}
     values |= {"attempt": control.halted_attempt, "first": first, "named": f" ({first})" if first else ""}
     return Problem(
         code=Code.HALTED_LONG if most is not None and lasted > most else Code.HALTED,
@@ -1104,7 +1104,7 @@ class LastSigns:
     span: str
     names: str
     ends: str
-    """How many of them ended, why, and how many vanished, after a colon; empty if none has said why it ended."""
+    """A sentence on how many of them ended, why, and how many vanished; empty if none has said why it ended."""
     died: bool
     """True if one of them was killed or ended with a fault; another one is stopping."""
 
@@ -1149,7 +1149,7 @@ def _ends(rows: Iterable[ConsumerProcess], now: datetime) -> str:
     text = ngettext("%(number)s ended (%(faults)s)", "%(number)s ended (%(faults)s)", len(ended))
     said = [text % {"number": number(len(ended)), "faults": listed(dict.fromkeys(map(_fault, ended)))}]
     said += [ngettext("%(count)d vanished", "%(count)d vanished", others) % {"count": others}] if others else []
-    return f": {', '.join(said)}"
+    return f" {', '.join(said)}."
 
 
 def in_late(late: Mapping[str, LateHandlers]) -> Iterator[Problem]:

@@ -329,11 +329,9 @@ class Code(Enum):
         known_as="CRASH_LOOP_OVER",
     )
     ALL_VANISHED = _error(Area.CONSUMERS)(
-        text=_("No consumer is alive%(ends)s. Last heartbeat %(span)s ago: %(names)s."),
+        text=_("No consumer is alive.%(waiting)s Last heartbeat %(span)s ago: %(names)s.%(ends)s"),
         why=ngettext_lazy(
-            "%(count)d queue stands still, %(messages)s ready%(places)s.",
-            "%(count)d queues stand still, %(messages)s ready%(places)s.",
-            "count",
+            "%(count)d queue stands still%(places)s.", "%(count)d queues stand still%(places)s.", "count"
         ),
         fix="Start manage.py rmq_consume",
         page=ActingPage.CONSUMERS,
@@ -343,11 +341,11 @@ class Code(Enum):
     )
     ALL_DISCONNECTED = replace(
         ALL_VANISHED,
-        text=_("No consumer has reached the broker for %(span)s: %(names)s."),
+        text=_("No consumer has reached the broker for %(span)s.%(waiting)s Without a connection: %(names)s."),
         fix="Their logs name the reason: event=disconnected.",
         runbook="",
     )
-    ALL_UNREAD = replace(ALL_VANISHED, text=_("No consumer is running."), runbook="")
+    ALL_UNREAD = replace(ALL_VANISHED, text=_("No consumer is running.%(waiting)s"), runbook="")
     SMALL_FRAMES = _error(Area.BROKER)(
         text="The broker accepts frames of %(count)d bytes only.",
         why="A message with larger headers could not be retried or parked, so rmq_consume exits with code 4.",
@@ -361,7 +359,8 @@ class Code(Enum):
     NO_CONSUMER = _error(Area.CONSUMERS)(
         word=_("no consumer"),
         row=_("no consumer reads this queue"),
-        why=_("It has %(messages)s ready."),
+        text=_("Queue %(subject)r has no consumer.%(waiting)s"),
+        why=_("New ones wait, too."),
         fix="Start manage.py rmq_consume%(which)s",
         page=ActingPage.CONSUMERS,
         known_as="IDLE",
@@ -372,7 +371,9 @@ class Code(Enum):
         word="",
         row="",
         text=ngettext_lazy(
-            "%(count)d queue has no consumer: %(names)s.", "%(count)d queues have no consumer: %(names)s.", "count"
+            "%(count)d queue has no consumer.%(waiting)s Nobody reads %(names)s.",
+            "%(count)d queues have no consumer.%(waiting)s Nobody reads %(names)s.",
+            "count",
         ),
         why=ALL_VANISHED.why,
         fix="Start manage.py rmq_consume",
@@ -740,7 +741,9 @@ class Code(Enum):
         IDLE,
         word="",
         row="",
-        text=SEVERAL_UNREAD.text,
+        text=ngettext_lazy(
+            "%(count)d queue has no consumer: %(names)s.", "%(count)d queues have no consumer: %(names)s.", "count"
+        ),
         why=_("The next messages to them will wait."),
         fix="Start manage.py rmq_consume",
     )

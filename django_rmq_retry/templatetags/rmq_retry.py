@@ -1,5 +1,6 @@
 """The template tags: the filters of ``markup``, and the parts that pages share with pages of Django."""
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -24,6 +25,7 @@ from django_rmq_retry.models import GatedAct, LiveStatus
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.four_eyes import needs_second
 from django_rmq_retry.parked.operators import LABEL, refusal
+from django_rmq_retry.wording import number
 
 LEADING = (*(Code.HANDLED_TWICE, Code.HANDLED_ANYWAY, Code.PERHAPS_TWICE, Code.RUN_PERHAPS_TWICE, Code.RUN_PAUSED),)
 """What a few lines must not leave out: money that may have moved twice, and a run that paused itself, which sends
@@ -104,7 +106,9 @@ def rmq_card(context: Context, most: int = 5) -> dict[str, Any]:
         # What a run sends is told with the run.
         every = [need for need in summary["needs"] if not need.under_way]
         needs = _few(every, most)
-        return {**summary, "needs": needs, "more": len(every) - len(needs)}
+        kinds = Counter(need.kind for need in every if need not in needs)
+        told = " · ".join(f"{kind} {number(count)}" for kind, count in kinds.items())
+        return {**summary, "needs": needs, "more": kinds.total(), "kinds": told}
     return {}
 
 

@@ -57,7 +57,7 @@ def test_the_page_begins_with_what_is_wrong_and_the_command_if_none_is_alive(
     text = shown(page)
 
     # On a busy machine some seconds pass before the page is made.
-    last, said = r"Last heartbeat 5\d s ago: vm:18494\.", r"1 queue stands still, 45 messages ready: pay 45\."
+    last, said = r"45 messages wait\. Last heartbeat 5\d s ago: vm:18494\.", r"1 queue stands still: pay 45\."
     assert re.search(rf"✕ No consumer is alive\. {last} {said} manage\.py rmq_consume Processes", text)
 
 

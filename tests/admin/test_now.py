@@ -714,6 +714,7 @@ def test_the_head_of_the_index_says_what_the_live_status_says(page: Client, monk
     assert re.search(r"✕ No consumer is alive\. Last heartbeat 1 min ago: vm:18494\.", index)
     assert index.index("No consumer is alive") < index.index("1 message parked") < index.index("Queue 'old.")
     assert [f"Queue 'old.{place}' has been paused" in index for place in range(5)] == [True] * 3 + [False] * 2
+    assert "and 2 more : paused queues 2" in index
 
 
 def test_the_head_of_the_index_is_not_green_while_the_broker_is_away(

@@ -141,11 +141,11 @@ def test_a_stalled_queue_is_healthy_on_no_page(
 def test_an_overdue_probe_does_not_hide_missing_consumers(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     made.broker_seen(monkeypatch, Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0))
     addresses = "livestatus/", f"requeuerun/preview/?sel={made.selected(made.message())}"
-    now = timezone.now()
+    said, now = r"has no consumer\. 3 messages wait\.|no consumer reads this queue", timezone.now()
     control = QueueControl.objects.create(queue="payments.main", opened=True, opened_at=now, probe_at=now)
-    in_time = [shown(page, address).count("no consumer reads this queue") for address in addresses]
+    in_time = [len(re.findall(said, shown(page, address))) for address in addresses]
     QueueControl.objects.filter(pk=control.pk).update(probe_at=now - timedelta(seconds=90))
-    overdue = [shown(page, address).count("no consumer reads this queue") for address in addresses]
+    overdue = [len(re.findall(said, shown(page, address))) for address in addresses]
 
     assert (in_time, overdue) == ([0, 0], [1, 1])
 
@@ -188,7 +188,7 @@ def test_the_status_is_not_green_after_all_consumers_were_killed(page: Client, m
 
     assert "1 thing needs you" in text
     assert re.search(r"✕ No consumer is alive\. Last heartbeat 1 min ago: vm:18496, vm:18494\.", text)
-    assert "2 queues stand still, 0 messages ready." in text
+    assert "2 queues stand still." in text
     assert "No problems found." not in text
     assert "✓ OK" not in text
 

@@ -114,7 +114,7 @@ def test_of_many_new_causes_an_alert_names_three() -> None:
 
 
 def test_the_later_code_of_a_finding_is_the_same_finding() -> None:
-    waiting = {"which": "", "messages": "1 message"}
+    waiting = {"which": "", "waiting": " 1 message waits."}
     milder = AlertFinding.of(Problem(code=Code.IDLE, subject="pay"), of_queues=True)
     worse = AlertFinding.of(Problem(code=Code.NO_CONSUMER, subject="pay", values=waiting), of_queues=True)
 

@@ -235,7 +235,7 @@ def test_a_start_names_everything_missing_and_consumes_nothing(broker_url: str, 
         assert quiet(seen)
 
     assert str(error) == (
-        "The broker lacks queues or exchanges of the handlers: exchange 'back', queue 'wait'. No message was taken. "
+        "The broker lacks 2 queues or exchanges of the handlers: exchange 'back', queue 'wait'. No message was taken. "
         "Declare them with `manage.py rmq_declare`."
     )
     assert depth(amqp) == 1

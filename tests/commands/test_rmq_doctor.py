@@ -514,7 +514,7 @@ class TestConsumers:
         told = examined().data["findings"]
 
         assert [one["problem"] for one in told if one["area"] == "consumers"] == [
-            "No consumer is alive. Last heartbeat 5 min ago: web:1."
+            "No consumer is alive. 2 messages wait. Last heartbeat 5 min ago: web:1."
         ]
 
     @pytest.mark.on_both
@@ -525,7 +525,7 @@ class TestConsumers:
         QueueControl.objects.create(queue="payments.charge", paused=True, by="ann", since=ago(minutes=1))
         paused = examined()
 
-        problem = "Queue 'payments.charge': no consumer reads this queue."
+        problem = "Queue 'payments.charge' has no consumer. 2 messages wait."
         assert found(ran, "error") == [("consumers", problem, "Start manage.py rmq_consume payments.charge")]
         assert found(paused, "error") == []
         [(area, problem, _)] = found(paused, "warning")

@@ -49,7 +49,7 @@ def test_a_probe_gets_one_line_and_an_exit_code(amqp: BlockingChannel) -> None:
 
     assert (ran.code, ran.out) == (Exit.UNHEALTHY, "FAIL payments.charge: no consumer reads this queue\n")
     assert (shown.code, shown.lines[0]) == (Exit.DONE, ["1 problem, 0 warnings."])
-    assert shown.lines[1][:3] == ["consumers", "error", "Queue 'payments.charge': no consumer reads this queue."]
+    assert shown.lines[1][:3] == ["consumers", "error", "Queue 'payments.charge' has no consumer. 1 message waits."]
     assert ["payments.charge", "work", "1", "0", "✕ no consumer reads this queue"] in shown.lines
 
 
@@ -183,7 +183,7 @@ def test_a_status_begins_with_what_needs_somebody_and_folds_the_queues_that_are_
         "consumers",
         "error",
         "No consumer is alive. Last heartbeat 1 min ago: vm:18496, vm:18494.",
-        "1 queue stands still, 0 messages ready.",
+        "1 queue stands still.",
         "Start manage.py rmq_consume",
     ]
     assert [line[0] for line in table(ran)[1:3]] == ["payments.charge", "payments.charge.retry.30s"]

@@ -1105,7 +1105,7 @@ def test_that_all_consumers_are_dead_is_one_error_even_if_all_queues_are_empty()
     assert gone.code is Code.ALL_VANISHED
     assert gone.severity is Severity.ERROR
     assert gone.text == "No consumer is alive. Last heartbeat 1 min ago: web:1, web:2."
-    assert gone.why == "2 queues stand still, 0 messages ready."
+    assert gone.why == "2 queues stand still."
 
 
 def test_where_nobody_is_alive_only_those_that_died_lately_are_named() -> None:
@@ -1139,7 +1139,21 @@ def test_dead_consumers_are_one_card_with_their_queues_and_before_what_follows_f
     [gone, parked, breaker] = needs(dead, levels)
 
     assert [gone.code, parked.code, breaker.code] == [Code.ALL_VANISHED, Code.PARKED_MANY, Code.BREAKER_OPEN]
-    assert gone.why == "3 queues stand still, 8 messages ready: a b 6, card 2."
+    assert gone.text == "No consumer is alive. 8 messages wait. Last heartbeat 1 min ago: web:1."
+    assert gone.why == "3 queues stand still: a b 6, card 2."
+
+
+def test_what_waits_without_a_consumer_is_counted_before_anything_is_named() -> None:
+    """The card of the index said "payments.capture: no consumer reads this queue", and the only number on it was
+    "Nothing is parked."."""
+    rows = (process(1, queues=["mail"]),)
+    levels = [level("mail", consumers=1), level("pay", ready=1204)]
+    [one] = needs(surveyed(processes=rows), levels)
+    [several] = needs(surveyed(processes=rows), [level("kyc", ready=1), *levels, level("a"), level("b")])
+
+    assert (one.text, one.why) == ("Queue 'pay' has no consumer. 1,204 messages wait.", "New ones wait, too.")
+    assert several.text == "4 queues have no consumer. 1,205 messages wait. Nobody reads pay, kyc, a and 1 more."
+    assert several.why == "4 queues stand still: pay 1,204, kyc 1."
 
 
 def test_what_follows_from_dead_consumers_is_folded_under_them_and_no_alert_of_its_own() -> None:
@@ -1163,8 +1177,8 @@ def test_queues_that_only_the_vanished_process_read_are_one_finding_with_it_fold
     health = Health(survey=some, gauged=Gauged(levels=levels, api_set=True))
     cause, *rest = health.needs
 
-    assert cause.text == "2 queues have no consumer: q, r."
-    assert cause.why == "2 queues stand still, 6 messages ready: q 6."
+    assert cause.text == "2 queues have no consumer. 6 messages wait. Nobody reads q, r."
+    assert cause.why == "2 queues stand still: q 6."
     assert codes(rest) == codes(health.following) == ["RETRIES_OVERDUE", "VANISHED", "HELD"]
     missed = surveyed(processes=(process(1, 64, queues=["mail"]), process(2, queues=["mail"])))
     assert codes(Health(survey=missed, gauged=health.gauged).following) == ["HELD"]
@@ -1237,8 +1251,8 @@ def test_that_no_consumer_is_alive_is_told_with_the_newest_sign_of_all_also_of_a
     [ended] = needs(surveyed(processes=(*two, process(4869, 60))), [level("q"), level("r")])
     assert ended.code is Code.ALL_VANISHED
     assert ended.text == (
-        "No consumer is alive: 2 ended (exit 1: Handler statements.render did not end within twice its timeout), "
-        "1 vanished. Last heartbeat 20 s ago: web:4867, web:4868, web:4869."
+        "No consumer is alive. Last heartbeat 20 s ago: web:4867, web:4868, web:4869. 2 ended (exit 1: Handler "
+        "statements.render did not end within twice its timeout), 1 vanished."
     )
 
 
@@ -1279,7 +1293,10 @@ def test_consumers_that_run_without_the_broker_are_one_finding(levels: list[Leve
 
     assert codes(told) == [code]
     if code != "DISCONNECTED":
-        assert told[0].text == "No consumer has reached the broker for 3 min: web:1, web:2."
+        waits = " 3 messages wait." if code == "ALL_DISCONNECTED" else ""
+        assert told[0].text == (
+            f"No consumer has reached the broker for 3 min.{waits} Without a connection: web:1, web:2."
+        )
 
 
 def test_one_consumer_without_the_broker_beside_one_that_has_it_is_no_outage() -> None:
