@@ -126,15 +126,18 @@ def _in_words(state: ItemState, count: int, run: RequeueRun, *, over: bool) -> S
     return mark_safe(counted(texts[state], counter=count))  # noqa: S308 - translations are ours
 
 
-def run_badge(run: RequeueRun, *, unreachable: bool = False, held: str = "") -> SafeString:
+def run_badge(run: RequeueRun, *, unreachable: bool = False, held: str = "", checked: bool = False) -> SafeString:
     """Return the badge for the state or outcome of a requeue run."""
-    return badge(*run_outcome(run, unreachable=unreachable, held=held))
+    return badge(*run_outcome(run, unreachable=unreachable, held=held, checked=checked))
 
 
-def run_outcome(run: RequeueRun, *, unreachable: bool = False, held: str = "") -> tuple[str, str]:
+def run_outcome(
+    run: RequeueRun, *, unreachable: bool = False, held: str = "", checked: bool = False
+) -> tuple[str, str]:
     """Return the badge's name and text: a finished requeue run shows its outcomes, a sending one needs a broker.
 
-    One that waits shows which stopped queue it waits for; ``held`` has these words.
+    One that waits shows which stopped queue it waits for; ``held`` has these words. If an operator has ``checked`` what
+    was handled twice, or perhaps, it calls for nobody any more.
     """
     if run.state == RunState.RUNNING:
         return _sending(run, unreachable=unreachable, held=held)
@@ -152,7 +155,8 @@ def run_outcome(run: RequeueRun, *, unreachable: bool = False, held: str = "") -
     if run.sent and silent > 0:
         text = ngettext("%(count)d without an outcome", "%(count)d without an outcome", silent)
         return RunState.WAITING, counted(text, count=silent)
-    done = (MIXED if run.handled_twice or run.perhaps_twice else run.state, run.get_state_display())
+    doubt = (run.handled_twice or run.perhaps_twice) and not checked
+    done = (MIXED if doubt else run.state, run.get_state_display())
     return done if run.sent else (ItemState.SKIPPED, _("Nothing was sent"))
 
 

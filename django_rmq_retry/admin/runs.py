@@ -229,7 +229,7 @@ class RequeueRunAdmin(Pages):
             decided=_decided(run),
             look=seen,
             others_send=run.active and bool(seen.unreachable) and not away,
-            badge=run_badge(run, unreachable=away, held=held),
+            badge=run_badge(run, unreachable=away, held=held, checked=_is_checked(check)),
             state=run_outcome(run, unreachable=away, held=held)[1],
             first=_first_processed(run),
             follow=driven and not silent and run.unsent > 0,
@@ -331,10 +331,14 @@ def _check(run: RequeueRun) -> dict[str, Any]:
     return {"check": act, "unchecked": act is not None and mark_of_run(run) not in checked()}
 
 
+def _is_checked(check: Mapping[str, Any]) -> bool:
+    return bool(check.get("check")) and not check["unchecked"]
+
+
 def _unchecked(run: RequeueRun, now: datetime, check: Mapping[str, Any]) -> Code | None:
     """Return the finding on the run that an operator can still end by saying that all of it was checked."""
     reported = run.active or (run.finished_at is not None and run.finished_at > now - TWICE_REPORTED_FOR)
-    if not reported or (check.get("check") and not check["unchecked"]):
+    if not reported or _is_checked(check):
         return None
     if run.handled_twice:
         return Code.HANDLED_TWICE
@@ -369,9 +373,12 @@ def _chosen(run: RequeueRun, *, told: Collection[str]) -> str:
     return labels.selection_text(selection, "" if run.causes else run.description, causes=not run.causes)
 
 
-def badge_of(run: RequeueRun, seen: broker_look.Look | None = None, *, held: str = "") -> SafeString:
+def badge_of(
+    run: RequeueRun, seen: broker_look.Look | None = None, *, held: str = "", checked: bool = False
+) -> SafeString:
     """Return the badge of a run, with what this process knows of the broker."""
-    return run_badge(run, unreachable=waits_for_broker(run, seen or broker_look.glimpse()), held=held)
+    away = waits_for_broker(run, seen or broker_look.glimpse())
+    return run_badge(run, unreachable=away, held=held, checked=checked)
 
 
 def _first_processed(run: RequeueRun) -> RequeueItem | EarlyRetry | None:
@@ -563,9 +570,9 @@ def _with_spans(times: Sequence[tuple[datetime, datetime]]) -> list[tuple[dateti
 
 def _state(run: Any) -> SafeString:
     """Return the badge of a run, and why it stands: the reason of its start does not tell that."""
+    shown = badge_of(run, held=run.held, checked=run.check is not None)
     if run.state not in (RunState.RUNNING, RunState.PAUSED, RunState.STOPPED) or not run.explanation:
-        return badge_of(run, held=run.held)
-    shown = badge_of(run, held=run.held)
+        return shown
     return format_html('{} <span class="rmq-quiet rmq-stood">{}</span>', shown, cut_line(run.explanation))
 
 

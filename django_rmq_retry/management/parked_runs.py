@@ -509,6 +509,7 @@ class Follower:
         steps: RunSteps | None = None
         waiting_since: float | None = None
         held_since: float | None = None
+        told = False
         try:
             while True:
                 steps = steps or RunSteps(self._run_id, thread_name("rmq_parked"))
@@ -526,6 +527,10 @@ class Follower:
                 if held_since is not None and time.monotonic() - held_since >= max(wait, OUTCOME_SECONDS):
                     return run
                 if run.state == RunState.WAITING:
+                    if waiting_since is not None and not told and wait > 0:
+                        self._clear()
+                        self._command.say(f"All is sent. Waits for outcomes, at most {wait:g} s; --wait 0 does not.")
+                        told = True
                     waiting_since = waiting_since or time.monotonic()
                     if time.monotonic() - waiting_since >= wait:
                         return run
@@ -533,8 +538,7 @@ class Follower:
         finally:
             if steps is not None:
                 steps.end()
-            if self._terminal:
-                self._write("\r\x1b[K")
+            self._clear()
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -570,6 +574,10 @@ class Follower:
             self._command.say(f"Requeue run {run.pk}: {bar(run, why)}")
             self._shown = time.monotonic()
         self._why = why
+
+    def _clear(self) -> None:
+        if self._terminal:
+            self._write("\r\x1b[K")
 
     def _write(self, text: str) -> None:
         self._command.stderr.write(text, lambda it: it, ending="")

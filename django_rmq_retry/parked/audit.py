@@ -234,6 +234,11 @@ def acts_meant(text: str) -> Q:
     return _about(text) | reduce(and_, each)
 
 
+def acts_by(name: str) -> Q:
+    """Return the filter for all actions of operators with this in their name, who asked or approved, in any case."""
+    return Q(actor_name__icontains=name) | Q(behalf__icontains=name) | Q(facts__approved_by__icontains=name)
+
+
 def _words(text: str) -> list[str]:
     # Of an approved act a list shows both names, and of a command in brackets the account; a long name is cut.
     for joint in both_names("\n", "\n").split("\n"):
@@ -254,8 +259,7 @@ def _said(words: Collection[str]) -> Q:
     """Return the filter for actions whose operator or reason, as a list shows them, has one of these words in it."""
     found = Q(pk__in=())
     for word in words:
-        for column in ("actor_name", "behalf", "reason", "facts__approved_by"):
-            found |= Q(**{f"{column}__icontains": word})
+        found |= acts_by(word) | Q(reason__icontains=word)
         for category in DiscardCategory:
             if word.casefold() in str(category.label).casefold():
                 found |= Q(action=Action.DISCARD, reason__startswith=category.value)

@@ -39,6 +39,20 @@ def test_actions_are_listed_with_the_latest_first() -> None:
     assert run("rmq_audit", "list", "--message", "99999").code == 6
 
 
+def test_actions_are_found_by_parts_of_reasons_and_of_names_as_in_the_admin() -> None:
+    """The command knew whole names only, and no reasons: an auditor had to read all that it listed."""
+    for actor, text in ((ANN, "paid by hand, INC-7"), (BOB, "test data")):
+        discard_messages([record().pk], actor, category="other", text=text)
+
+    def told(*words: str) -> list[str]:
+        return [one["by"] for one in run("rmq_audit", "list", *words, "--json").data["items"]]
+
+    assert told("--search", "PAID inc-7") == told("--search", "ann hand") == told("--by", "AN") == ["ann"]
+    assert told("--search", "test", "--by", "bo") == ["bob"]
+    assert run("rmq_audit", "list", "--search", "paid bob").code == 6
+    assert "INC-7" in run("rmq_audit", "export", "--search", "inc-7").out
+
+
 @pytest.mark.parametrize("purged", [False, True])
 def test_who_discarded_a_payment_of_a_group_is_answered_by_number_key_and_message_id(*, purged: bool) -> None:
     rows = [record(key=f"PAY-{number}") for number in range(4)]

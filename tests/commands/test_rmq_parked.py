@@ -544,6 +544,15 @@ class TestRequeue:
         assert "matches messages with these reasons: expired (1), permanent (1)." in told.err
         assert "reasons" not in nothing.err
 
+    @pytest.mark.usefixtures("wired")
+    def test_who_waits_for_outcomes_is_told_how_long_and_how_not_to(self) -> None:
+        """requeue-run stood still for a minute without a word."""
+        run = requeue_run([record().pk])
+        waited, at_once = (parked("requeue-run", str(run.pk), "--wait", seconds) for seconds in ("0.3", "0"))
+
+        assert waited.err.count("All is sent. Waits for outcomes, at most 0.3 s; --wait 0 does not.\n") == 1
+        assert "Waits for outcomes" not in at_once.err
+
     def test_the_failed_messages_of_a_run_can_be_requeued(self, wired: BlockingChannel) -> None:
         one, _two = record(), record()
         first = requeue_run([one.pk])

@@ -385,20 +385,30 @@ def of_run(number: int, **fields: Any) -> RequeueRun:
     return known
 
 
+def badges(page: Client) -> list[str]:
+    """The kinds of the badges of the only run, in the list and on its page."""
+    pages = (page.get(address).content.decode() for address in (RUNS, f"{RUNS}{RequeueRun.objects.get().pk}/change/"))
+    return [re.findall(r'rmq-badge rmq-is-([a-z-]+)"', one)[0] for one in pages]
+
+
 def test_of_a_run_its_doubtful_messages_are_checked_and_its_page_says_who_did(page: Client) -> None:
     """Neither the run nor its messages said it, so the next one looked into them again."""
     known = of_run(2)
     asked = page.get(f"{STATUS}checked/?code=RUN_PERHAPS_TWICE&run={known.pk}")
+    RequeueRun.objects.filter(pk=known.pk).update(processed=known.sent)
+    before = badges(page)
     press(page, asked, "All of this was checked", reason="both paid once")
     after = Page(page.get(f"{RUNS}{known.pk}/change/")).text
     texts = [Page(page.get(f"{MESSAGES}{item.message_id}/change/")).text for item in known.items.order_by("place")]
     shown = [run("rmq_parked", "show", f"PAY-{place}").out for place in range(3)]
     listed = [run("rmq_audit", "list", "--message", f"PAY-{place}", "--action", "check").code for place in range(3)]
+    checked = badges(page)
     RequeueRun.objects.filter(pk=known.pk).update(perhaps_twice=3)
-    later = Page(page.get(f"{RUNS}{known.pk}/change/")).text
+    later, again = Page(page.get(f"{RUNS}{known.pk}/change/")).text, badges(page)
     said = r"✓ Checked by admin, [\d :-]+: both paid once"
 
     assert [name in Page(asked).links for name in ("PAY-0", "PAY-1", "PAY-2")] == [False, True, True]
+    assert (before, checked, again) == (["mixed", "mixed"], ["finished", "finished"], ["mixed", "mixed"])
     assert re.search(said, after)
     assert ("More came since, which is not checked." in after, "More came since" in later) == (False, True)
     assert [bool(re.search(f"{said} \\(perhaps handled twice\\)", text)) for text in texts] == [False, True, True]

@@ -14,7 +14,7 @@ from django_rmq_retry.management.arguments import add_limit, age, moment
 from django_rmq_retry.management.command import Options, RmqCommand, add_yes
 from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import Action, OperatorAction
-from django_rmq_retry.parked.audit import actions_named, audit_head, verify
+from django_rmq_retry.parked.audit import actions_named, acts_by, acts_meant, audit_head, verify
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.retention import purge_audit
 from django_rmq_retry.parked.transfer import audit_lines
@@ -25,7 +25,12 @@ NUMBER_OPTIONS = ("message", "group", "run")
 
 class Command(RmqCommand):
     help = "List, verify, export or purge the audit log of operators' actions."
-    examples = ("rmq_audit list --message 812", "rmq_audit verify", "rmq_audit export --since 30d --csv")
+    examples = (
+        "rmq_audit list --message 812",
+        'rmq_audit list --search "paid by hand"',
+        "rmq_audit verify",
+        "rmq_audit export --since 30d --csv",
+    )
     common = ("using",)
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -39,7 +44,10 @@ class Command(RmqCommand):
             for name in ("group", "run"):
                 one.add_argument(f"--{name}", type=int, metavar="N", help=f"actions on this {name}")
             one.add_argument("--action", choices=Action.values, help="only this action")
-            one.add_argument("--by", metavar="NAME", help="by this operator")
+            one.add_argument("--by", metavar="NAME", help="by operators with this in their name")
+            one.add_argument(
+                "--search", metavar="TEXT", help="words of reasons, operators' names or messages, as in the admin"
+            )
             one.add_argument("--since", type=moment, metavar="AGE", help="since: 90s, 10m, 1h, 7d, or a time")
         checked = add("verify", self._verify, "verify that no row was changed or deleted; exit code 1 if one was")
         checked.add_argument(
@@ -112,8 +120,10 @@ def _chosen(options: Options) -> QuerySet[OperatorAction]:
     if options["message"]:
         rows = rows.filter(actions_named(options["message"]))
     given = {name: options[name] for name in ("group", "run", "action") if options[name] is not None}
+    if options["search"]:
+        rows = rows.filter(acts_meant(options["search"]))
     if options["by"]:
-        given["actor_name"] = options["by"]
+        rows = rows.filter(acts_by(options["by"]))
     if options["since"]:
         given["at__gte"] = options["since"]
     return rows.filter(**given)
