@@ -524,7 +524,7 @@ def _in_parked(survey: Survey, limits: Limits, *, troubled: Collection[str] = ()
         only = str(survey.cause.only) if survey.cause and survey.cause.only is not None else ""
         code = Code.PARKED_MANY if many else Code.PARKED_LONG if late else Code.PARKED
         # The page of a run that sends all of them is where its button leads.
-        beside = sending[-1:] if left else []
+        beside = [run for run, _count in _paused_with(survey)][-1:] or sending[-1:] if left else []
         yield Problem(
             code=code if left else Code.PARKED_UNDER_WAY,
             subject=only if left else str(sending[-1].pk),
@@ -554,11 +554,10 @@ def _is_mixed(cause: LargestCause | None, parked: int) -> bool:
 def _next_look(survey: Survey) -> str:
     """Return the command that shows what can be done: a preview if there is one cause that a requeue may cure."""
     cause = survey.cause
-    paused = _paused_with(survey)
-    runs = [*survey.sending, *(run for run, _count in paused)]
-    if runs and survey.to_send + sum(count for _run, count in paused) >= survey.parked.count:
-        # A second run would leave all of them out.
-        return f"manage.py rmq_parked requeue-run {runs[-1].pk}"
+    paused = [run for run, _count in _paused_with(survey)]
+    if paused or survey.to_send >= survey.parked.count:
+        # A second run would leave out what the first one has, and what made that one pause would fail in it, too.
+        return f"manage.py rmq_parked requeue-run {[*survey.sending, *paused][-1].pk}"
     if cause is None or cause.only is None or cause.others:
         return "manage.py rmq_parked groups"
     if cause.permanent:

@@ -467,12 +467,14 @@ def test_a_run_that_sends_nothing_now_ends_no_finding(facts: dict[str, Any]) -> 
     assert found.fix == "manage.py rmq_parked requeue-run 8"
 
 
-def test_what_a_paused_run_has_to_send_is_told_with_it_and_not_proposed_again() -> None:
-    found = under_a_run(140, 140, state=RunState.PAUSED)
+@pytest.mark.parametrize("parked", [140, 153])
+def test_what_a_paused_run_has_to_send_is_told_with_it_and_not_proposed_again(parked: int) -> None:
+    """Its guard had paused it as 13 failed again: rmq_status proposed to requeue these."""
+    found = under_a_run(parked, 140, state=RunState.PAUSED)
 
     assert found.code is Code.PARKED_MANY
     assert "Requeue run 8 by ann is paused with 140 of them." in found.why
-    assert found.fix == "manage.py rmq_parked requeue-run 8"
+    assert (found.fix, found.values["runs"]) == ("manage.py rmq_parked requeue-run 8", ["8"])
 
 
 def test_a_blocking_broker_is_named_in_the_readers_language() -> None:
