@@ -83,7 +83,14 @@ TARGETS: Mapping[ActingPage, ButtonTarget] = {
     ),
 }
 QUEUE = replace(TARGETS[ActingPage.QUEUES], label=gettext_lazy("Open the queue"))
-STOPPED_QUEUE = (Code.BREAKER_OPEN, Code.PAUSED, Code.PAUSED_LONG, Code.HALTED, Code.HALTED_LONG)
+OF_ONE_QUEUE = (
+    Code.BREAKER_OPEN,
+    Code.PAUSED,
+    Code.PAUSED_LONG,
+    Code.HALTED,
+    Code.HALTED_LONG,
+    Code.GIVEN_AGAIN,
+)
 """The problems of one work queue, to which the page of queues is narrowed down."""
 ALL_GROUPS = replace(TARGETS[ActingPage.GROUPS], label=gettext_lazy("All error groups"))
 FIRST_MESSAGE = ButtonTarget(
@@ -157,7 +164,7 @@ class Need:
             return cls(problem=problem)
         one = OF_ONE.get(page) if problem.subject else None
         target, where = (one, (problem.subject,)) if one else (TARGETS[page], ())
-        if problem.code in STOPPED_QUEUE:
+        if problem.code in OF_ONE_QUEUE:
             target = replace(QUEUE, query=f"?{urlencode({'q': problem.subject})}")
         if problem.code is Code.OUTBOX_FAILED:
             target = replace(target, query="?state=failed")

@@ -179,6 +179,7 @@ def _blocks(state: AttemptState, blocking: Blocking | None) -> bool:
 
 def _entry(state: AttemptState, key: str, ahead: float, blocking: Blocking | None) -> dict[str, object]:
     subscription = state.subscription
+    again = was_unacked(state.arrival, subscription)
 
     def text(monotonic: float) -> str:
         moment = datetime.fromtimestamp(ahead + monotonic, UTC)
@@ -194,6 +195,12 @@ def _entry(state: AttemptState, key: str, ahead: float, blocking: Blocking | Non
         "timeout": None if subscription is None else subscription.timeout,
         # Written here, because the process that reads the row may know other handlers.
         "auto_ack": subscription is not None and subscription.ack == "auto",
-        "again": was_unacked(state.arrival, subscription),
+        "again": again,
+        "published": _published(state.arrival) if again else None,
         "blocks_since": text(blocking.since) if blocking is not None and _blocks(state, blocking) else None,
     }
+
+
+def _published(arrival: Delivery) -> str | None:
+    at = database_clock.published_at(arrival.properties)
+    return None if at is None else at.isoformat()

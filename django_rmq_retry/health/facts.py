@@ -39,10 +39,10 @@ from django_rmq_retry.health.held import leave_out_unfounded
 from django_rmq_retry.health.processes import (
     MOST_SURVEYED_PROCESSES,
     Dead,
+    GivenAgain,
     Process,
-    begun_and_waiting,
     dead_processes,
-    overtaken,
+    left_by_the_lost,
     read_in_flight,
 )
 from django_rmq_retry.health.time_limit import in_time
@@ -264,6 +264,8 @@ class Survey:
     """What was parked lately because its workers died, if a process vanished."""
     overtaken: tuple[Process, ...] = ()
     """Those that may be frozen with messages that others got since."""
+    given_again: Mapping[str, GivenAgain] = field(default_factory=dict)
+    """What else of lost processes others are given, by queue."""
     outbox: PendingRows
     """In all databases that have an outbox."""
     outbox_answers: bool = True
@@ -273,8 +275,6 @@ class Survey:
     """Time by which the database's clock is ahead of this host's."""
     stopped: tuple[QueueControl, ...] = ()
     """Queues that a pause or a breaker stops; a pause may have ended while the breaker is still open."""
-    begun_there: Mapping[str, str] = field(default_factory=dict)
-    """A sentence for each of them on what lost processes had begun of it."""
     halted: tuple[QueueControl, ...] = ()
     """Strict-order queues that are stopped because their first message fails, or failed when it was tried last."""
     approvals: ApprovalCounts = ApprovalCounts()
@@ -337,7 +337,7 @@ def survey(*, page: bool = False) -> Survey:
     pending = outbox_if_read() if page else outbox()
     processes = tuple(ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_SURVEYED_PROCESSES])
     dead = dead_processes(processes, now)
-    read_in_flight(processes, now, dead)
+    read_in_flight(processes, now)
     again, anyway = handled_again(now, processes), _handled_anyway(now)
     in_doubt = [run for run in known if lost_a_consumer(run, processes, now)]
     leave_out_unfounded(in_doubt)
@@ -345,6 +345,7 @@ def survey(*, page: bool = False) -> Survey:
     said = any(one.ended_by for one in processes)
     killers = by_dead_workers() if origins.by_dead_workers else ()
     marks = checked() if again or anyway or twice or said else {}
+    frozen, given_again = left_by_the_lost(processes, now, dead)
     return Survey(
         alias=alias,
         at=now,
@@ -366,13 +367,13 @@ def survey(*, page: bool = False) -> Survey:
         processes=processes,
         by_dead_workers=killers,
         killers=killers or (_dealt_with(now) if any(one.vanished(now) for one in processes) else ()),
-        overtaken=tuple(overtaken(processes, now, dead)),
+        overtaken=tuple(frozen),
+        given_again=given_again,
         outbox=pending or PendingRows(),
         outbox_answers=pending is not None,
         blocked=blocked(),
         apart=apart,
         stopped=stopped,
-        begun_there=begun_and_waiting({one.queue for one in stopped}, now),
         halted=halted(now),
         approvals=approvals(),
         silent=silent,

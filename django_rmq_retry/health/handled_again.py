@@ -98,7 +98,7 @@ def handled_again(now: datetime, processes: Iterable[ConsumerProcess]) -> tuple[
     every = list(processes)
     lost = {one.pk: one for one in every if one.vanished(now)}
     suspects = [
-        (some, frozenset(pk for pk, one in lost.items() if _may_have_had(one, some[-1]))) for some in known.values()
+        (some, frozenset(pk for pk, one in lost.items() if _had_before(one, some[-1]))) for some in known.values()
     ]
     ran = {one.pk for one in every if any(_had_begun(one, some[-1]) for some in known.values())}
     held = _in_handlers({pk for _some, of in suspects for pk in of} | ran)
@@ -142,18 +142,20 @@ def _largest_batch(process: ConsumerProcess) -> int:
     return max((one.size for one in batches if one is not None), default=1)
 
 
-def _may_have_had(lost: ConsumerProcess, attempt: Attempt) -> bool:
-    """Return True if a lost consumer may have had a message before this attempt.
+def _had_before(lost: ConsumerProcess, attempt: Attempt) -> bool:
+    return may_have_had(lost, attempt.queue, published=attempt.published_at, begun=attempt.started_at)
+
+
+def may_have_had(lost: ConsumerProcess, queue: str, *, published: datetime | None, begun: datetime) -> bool:
+    """Return True if a lost consumer may have had a message of a queue before another one began it.
 
     What was published after it had ended it never had; one whose end is not known may only miss its database. Its end
     may have been noticed late: it ended soon after its last heartbeat.
     """
-    published, ended = attempt.published_at, lost.ended_at
+    ended = lost.ended_at
     after = ended is not None and max(ended, lost.beat_at + SILENT_AFTER + CLOCKS_DIFFER)
     after_its_end = bool(published and after and published > after)
-    if lost.beat_at >= attempt.started_at or after_its_end or not reads(lost, attempt.queue):
-        return False
-    return not lost.had_none_of(attempt.queue)
+    return lost.beat_at < begun and not after_its_end and reads(lost, queue) and not lost.had_none_of(queue)
 
 
 def _had_begun(living: ConsumerProcess, attempt: Attempt) -> bool:

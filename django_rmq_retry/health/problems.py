@@ -45,9 +45,11 @@ from django_rmq_retry.health.processes import (
     MAY_GO_ON_FOR,
     CrashLoop,
     Dead,
+    GivenAgain,
     LateHandlers,
     Process,
     ProcessState,
+    begun_in_stopped,
     dead_processes,
     late_handlers,
     mark_of,
@@ -329,7 +331,8 @@ def in_survey(survey: Survey, limits: Limits, levels: Sequence[Level] = ()) -> I
     yield from _in_silent(survey.silent, now)
     for control in survey.stopped:
         is_read = read is None or control.queue in read
-        begun = survey.begun_there.get(control.queue, "")
+        given = survey.given_again.get(control.queue)
+        begun = begun_in_stopped(given.waiting) if given else ""
         yield _stopped(control, now, ready=ready.get(control.queue, 0), read=is_read, begun=begun)
     yield from in_halts(survey.halted, now, limits, levels)
     yield from in_blocked(survey.blocked)
@@ -347,6 +350,7 @@ def in_survey(survey: Survey, limits: Limits, levels: Sequence[Level] = ()) -> I
             values=values,
             doubts=anyway.doubts,
         )
+    yield from _in_given_again(survey, levels)
     yield from _in_handled_again([one for one in survey.handled_again if one.mark not in survey.checked], now)
     for run in survey.twice:
         digest = mark_of_run(run)
@@ -367,6 +371,46 @@ def _with_names(names: Sequence[str], count: int) -> str:
     first, more = ", ".join(names), count - len(names)
     shown = _("%(names)s and %(count)d more") % {"names": first, "count": more} if more > 0 else first
     return f": {shown}" if names else ""
+
+
+def _in_given_again(survey: Survey, levels: Sequence[Level]) -> Iterator[Problem]:
+    """Yield what of lost consumers others handle again, and may handle; what waits in a stopped queue is told there."""
+    stopped = {one.queue for one in survey.stopped}
+    for queue, one in survey.given_again.items():
+        waiting = () if queue in stopped or _is_empty(queue, survey, levels) else one.waiting
+        if one.now or waiting:
+            said = _given_again(replace(one, waiting=waiting))
+            yield Problem(code=Code.GIVEN_AGAIN, subject=queue, count=len(one.now) + len(waiting), values=said)
+
+
+def _is_empty(queue: str, survey: Survey, levels: Iterable[Level]) -> bool:
+    """Return True if nothing waits in a queue, or in a consumer of it, as far as that is known."""
+    roles = (Role.WORK, Role.QUARANTINE)
+    ready = [level.ready for level in levels if level.role in roles and work_queue(level.queue) == queue]
+    waits = any(row.waiting for row in survey.processes if row.living(survey.at) and queue in row.queues)
+    return 0 in ready and not (waits or any(ready))
+
+
+def _given_again(one: GivenAgain) -> dict[str, object]:
+    now = ngettext(
+        "%(number)s message is being handled again: %(names)s.",
+        "%(number)s messages are being handled again: %(names)s.",
+        len(one.now),
+    )
+    waiting = ngettext(
+        "%(number)s message was in a handler when its consumer was heard of last, and may be handled again: %(names)s.",
+        "%(number)s messages were in handlers when their consumer was heard of last, and may be handled again: "
+        "%(names)s.",
+        len(one.waiting),
+    )
+    told = ((now, one.now), (waiting, one.waiting))
+    said = [text % {"number": number(len(names)), "names": listed(names)} for text, names in told if names]
+    advice = _("A consumer that is gone may have begun the work.")
+    if one.waiting:
+        advice = _("The work may be done already: pause the queue until you know.")
+    elif one.begun:
+        advice = _("The work may be done already.")
+    return {"said": said[0], "advice": " ".join([*said[1:], advice])}
 
 
 def _in_handled_again(known: Sequence[HandledAgain], now: datetime) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ from django_rmq_retry.attempts.since_then import Later, attempts_with, later
 from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health.begun import time_in
-from django_rmq_retry.health.handled_again import delivered_again, handlers_that_repeat_nothing, reads
+from django_rmq_retry.health.handled_again import delivered_again, handlers_that_repeat_nothing, may_have_had, reads
 from django_rmq_retry.health.process_place import has_ended, machine, own_host
 from django_rmq_retry.models import ConsumerProcess, ParkedMessage, State
 from django_rmq_retry.models.controls import IS_GONE, has_vanished
@@ -90,6 +90,8 @@ class InFlight:
     """True if the broker dropped the message as it sent it, so it is not delivered again."""
     again: bool
     """True if another consumer had it before and did not acknowledge it."""
+    published: datetime | None = None
+    """When it was published, if another consumer had it before, and that is known."""
     blocks: int | None = None
     """Seconds for which its async handler blocks the event loop, and with it all others of the process; None if not.
 
@@ -150,6 +152,7 @@ class InFlight:
             timeout=float(timeout) if isinstance(timeout := entry.get("timeout"), int | float) else None,
             auto_ack=entry.get("auto_ack") is True,
             again=entry.get("again") is True,
+            published=time_in(entry.get("published")),
             blocks=_seconds(blocks_since, now),
         )
 
@@ -300,10 +303,13 @@ def begun_and_waiting(queues: Collection[str], now: datetime) -> dict[str, str]:
             queue = work_queue(one.queue)
             if queue in queues and one.handler not in once and one.waits_since(process.row.beat_at):
                 found[queue].append(one.name)
-    return {queue: _begun(sorted(set(names))) for queue, names in found.items()}
+    return {queue: begun_in_stopped(sorted(set(names))) for queue, names in found.items()}
 
 
-def _begun(names: Sequence[str]) -> str:
+def begun_in_stopped(names: Sequence[str]) -> str:
+    """Return a sentence on what lost processes had begun of a stopped queue, and nobody has had since; maybe none."""
+    if not names:
+        return ""
     text = ngettext(
         "%(number)s message was in a handler when its consumer was lost, and may have been done: %(names)s. Find that "
         "out before the queue resumes.",
@@ -527,16 +533,10 @@ def _outlived(row: ConsumerProcess, loop: Iterable[timedelta], now: datetime) ->
     return lives and ran > LOOP_OVER_AFTER and ran > max(loop) * LOOP_OVER_BY
 
 
-def read_in_flight(rows: Sequence[ConsumerProcess], now: datetime, dead: Iterable[Dead]) -> None:
-    """Add what processes that vanished had in flight, and those that live, by one query if one needs somebody or may
-    go on."""
+def read_in_flight(rows: Sequence[ConsumerProcess], now: datetime) -> None:
+    """Add what processes that vanished had in flight, and those that live; one query if one vanished."""
     # The first ones may do something yet.
-    latest_first = sorted(dead, key=lambda one: one.row.beat_at, reverse=True)
-    gone = [
-        one.row
-        for one in latest_first
-        if one.state is ProcessState.VANISHED or _may_go_on(one.row, now - one.row.beat_at)
-    ]
+    gone = sorted((row for row in rows if row.vanished(now)), key=lambda row: row.beat_at, reverse=True)
     if not gone:
         return
     living = [row for row in rows if not row.vanished(now)]
@@ -552,17 +552,71 @@ def unreplaced(dead: Iterable[Dead]) -> list[ConsumerProcess]:
     return [one.row for one in needy if one.loop is None or not one.loop.over]
 
 
-def overtaken(rows: Iterable[ConsumerProcess], now: datetime, gone: Iterable[Dead]) -> list[Process]:
-    """Return the processes that may be frozen with messages that others got since, after ``read_in_flight``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenAgain:
+    """Messages of one queue that lost processes had, and that others are given: their work may be done already."""
 
-    One query, if one vanished lately, and two more if it had messages in flight.
+    now: tuple[str, ...]
+    """Those in a handler again."""
+    begun: int
+    """How many of these a lost process is known to have begun: the first ones."""
+    waiting: tuple[str, ...]
+    """Those that were in a handler when their process was heard of last, and that nobody has had since."""
+
+
+def left_by_the_lost(
+    rows: Sequence[ConsumerProcess], now: datetime, dead: Iterable[Dead]
+) -> tuple[list[Process], dict[str, GivenAgain]]:
+    """Return the processes that may be frozen with messages that others got since, and what else of lost ones others
+    are given, by queue; after ``read_in_flight``.
+
+    A crash loop that goes on names its own. One query, if one may be frozen, and two more if lost ones had messages in
+    flight.
     """
-    dead = [one for one in gone if one.loop is None and _may_go_on(one.row, now - one.row.beat_at)]
-    if not dead:
-        return []
+    ended = (one for one in dead if one.loop is None or one.loop.over)
+    lost = sorted(ended, key=lambda one: one.row.beat_at, reverse=True)
+    if not lost:
+        return [], {}
     living = [Process.of(row, now, None) for row in rows if not row.vanished(now)]
-    found = _with_others([*living, *_with_later([Process.of(one.row, now, one) for one in dead])])
-    return [_as_told(one) for one in _with_unreported(found) if one.overtaken]
+    gone = _with_others([*living, *_with_later([Process.of(one.row, now, one) for one in lost])])
+    frozen = [_as_told(one) for one in _with_unreported(gone) if one.overtaken]
+    told = {place for one in frozen for place in (*map(_place_of, one.reported), *one.unreported)}
+    return frozen, _given_again(gone, told, readers(rows, now), now)
+
+
+def _given_again(
+    found: Sequence[Process], told: Collection[tuple[str, str]], read: Collection[str], now: datetime
+) -> dict[str, GivenAgain]:
+    """Return what is given again of the processes that are lost.
+
+    What waits in a queue that is read is gone for by then, or it had been done before the process was lost.
+    """
+    lost = [one for one in found if one.vanished]
+    once = handlers_that_repeat_nothing()
+    begun = {_place_of(each) for one in lost for each in one.in_flight}
+    again, waiting = defaultdict[str, list[InFlight]](list), defaultdict[str, list[str]](list)
+    for each in (each for one in found if one.heard for each in one.in_flight):
+        queue, since = work_queue(each.queue), each.since
+        if not each.again or since is None or each.handler in once or _place_of(each) in told:
+            continue
+        if any(may_have_had(one.row, queue, published=each.published, begun=since) for one in lost):
+            again[queue].append(each)
+    for one in lost:
+        for each in one.in_flight:
+            queue = work_queue(each.queue)
+            late = queue in read and one.unheard > MAY_GO_ON_FOR
+            if not (late or each.auto_ack or each.handler in once) and each.waits_since(one.row.beat_at):
+                waiting[queue].append(each.name)
+    for known in again.values():
+        known.sort(key=lambda each: (_place_of(each) not in begun, each.since or now))
+    return {
+        queue: GivenAgain(
+            now=tuple(dict.fromkeys(each.name for each in again[queue])),
+            begun=sum(_place_of(each) in begun for each in again[queue]),
+            waiting=tuple(sorted(set(waiting[queue]))),
+        )
+        for queue in dict.fromkeys((*again, *waiting))
+    }
 
 
 def _lines(rows: Iterable[ConsumerProcess], now: datetime) -> list[list[ConsumerProcess]]:

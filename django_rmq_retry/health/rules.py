@@ -546,6 +546,15 @@ class Code(Enum):
         fix="Synchronize both by NTP: timedatectl status",
         known_as="CLOCKS_APART",
     )
+    GIVEN_AGAIN = _warning(Area.CONSUMERS)(
+        text="%(said)s",
+        why="%(advice)s",
+        fix="manage.py rmq_status --consumers shows where they are; manage.py rmq_queue pause %(quoted)s keeps what "
+        "waits from being handled",
+        page=ActingPage.QUEUES,
+        known_as="PERHAPS_TWICE",
+        alerts_once=True,
+    )
     HANDLED_ANYWAY = _warning(Area.PARKED)(
         word=_("handled after a discard"),
         text=ngettext_lazy(

@@ -96,6 +96,7 @@ def test_a_message_in_flight_is_in_the_row_until_its_handler_ends(bank: Bank) ->
             "timeout": None,
             "auto_ack": False,
             "again": False,
+            "published": None,
             "blocks_since": None,
         }
         began = bank.diary("began")[0]["at"]
@@ -113,8 +114,12 @@ def test_a_killed_consumer_leaves_its_row_and_another_one_gets_the_message(bank:
         found = in_flight()
         consumer.kill()
     assert [(one.pid, one.in_flight[0]["key"]) for one in rows()] == [(found.pid, "PAY-1")]
-    (bank.folder / "go").touch()
     with bank.consuming() as consumer:
+        wait_until(lambda: [one for one in rows() if one.in_flight and one.pk != found.pk], 60, what=consumer.said)
+        [entry] = next(one.in_flight for one in rows() if one.pk != found.pk)
+        (bank.folder / "go").touch()
+        assert entry["again"]
+        assert timedelta() < datetime.fromisoformat(entry["since"]) - datetime.fromisoformat(entry["published"])
         wait_until(lambda: len(bank.did()) == 1, 60, what=consumer.said)
 
         assert found.name in [one.name for one in rows()]

@@ -1,5 +1,6 @@
 """Messages that two consumers had, one of which was killed: whoever looks is told that they were perhaps done twice."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import SimpleNamespace
@@ -9,13 +10,25 @@ import pytest
 from django.utils import timezone
 
 from django_rmq_retry import Batch, Delivery, NackRequeue, RetryThenPark, handler
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.health.begun import all_begun, begun_by
 from django_rmq_retry.health.facts import survey
 from django_rmq_retry.health.problems import Limits, in_survey
 from django_rmq_retry.health.rules import Code, Severity
-from django_rmq_retry.models import Attempt, AttemptName, EarlyRetry, ItemState, QueueControl, RequeueItem, RequeueRun
+from django_rmq_retry.models import (
+    Attempt,
+    AttemptName,
+    ConsumerProcess,
+    EarlyRetry,
+    ItemState,
+    QueueControl,
+    RequeueItem,
+    RequeueRun,
+)
+from django_rmq_retry.models.controls import IS_GONE
 from django_rmq_retry.policies.verdict import ACK
 from django_rmq_retry.testing import isolated_handlers
+from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
@@ -139,6 +152,107 @@ def test_what_a_pause_gave_back_before_a_worker_died_in_it_is_no_finding(
     handled("9f3c-1", minutes=1)
 
     assert bool(told()) is said
+
+
+def lost(*, seconds: float = 60, **fields: Any) -> ConsumerProcess:
+    """A consumer that was killed, as another one noted ten seconds later."""
+    ended = timezone.now() - timedelta(seconds=seconds - 10)
+    return made.consumer(seconds=seconds, ended_at=ended, fault=IS_GONE, stopping=True, **fields)
+
+
+def given_again(levels: Sequence[Level] = ()) -> list[str]:
+    return [f"{one.text} {one.why}" for one in in_survey(survey(), Limits(), levels) if one.code is Code.GIVEN_AGAIN]
+
+
+NOW = "1 message is being handled again: PAY-1."
+WAITS = "1 message was in a handler when its consumer was heard of last, and may be handled again: PAY-1."
+PAUSE = "The work may be done already: pause the queue until you know."
+
+
+def test_what_a_killed_worker_had_begun_is_told_from_its_end_on_until_it_was_handled_again(admin_user: Any) -> None:
+    """Its successor ran, and Live status was green for half a minute: then the payment had been made twice."""
+    gone = lost(in_flight=[made.in_flight(seconds=70)])
+    made.consumer(started_at=gone.beat_at + timedelta(seconds=9))
+    heir = made.consumer(pid=12, started_at=gone.beat_at + timedelta(seconds=9))
+    waits, page = given_again(), client_of(admin_user)
+    shown, command = Page(page.get(STATUS)), run("rmq_status").out
+    ConsumerProcess.objects.filter(pk=heir.pk).update(in_flight=[made.in_flight(seconds=5, again=True)])
+    runs = given_again()
+    ConsumerProcess.objects.filter(pk=heir.pk).update(in_flight=[])
+    made.tried_again("9f3c-7", at=timezone.now() - timedelta(seconds=5), verdict=ACK.name)
+
+    assert waits == [f"{WAITS} {PAUSE}"]
+    assert waits[0] in shown.text
+    assert shown.links["Open the queue payments.main"].endswith("/queuecontrol/?q=payments.main")
+    assert "manage.py rmq_queue pause payments.main keeps what waits from being handled" in command
+    assert runs == [f"{NOW} The work may be done already."]
+    assert given_again() == []
+    assert told() == ["1 message was perhaps handled twice, 4 s ago: 9f3c-7."]
+
+
+def test_what_a_killed_worker_had_begun_since_its_last_heartbeat_is_told_as_it_is_handled_again() -> None:
+    lost(in_flight=[made.in_flight(message_id="9f3c-9", key="PAY-9", seconds=70)])
+    again = [made.in_flight(seconds=3, again=True), made.in_flight(message_id="9f3c-2", key="PAY-2", seconds=5)]
+    made.consumer(in_flight=again)
+    [unknown] = given_again([level(ready=0)])
+    ConsumerProcess.objects.filter(ended_at=None).update(waiting=1)
+    [both] = given_again([level(ready=0)])
+
+    assert unknown == f"{NOW} A consumer that is gone may have begun the work."
+    assert both == f"{NOW} {WAITS.replace('PAY-1', 'PAY-9')} {PAUSE}"
+
+
+def level(**fields: Any) -> Level:
+    return Level(queue="payments.main", role=Role.WORK, consumers=1, **fields)
+
+
+@pytest.mark.parametrize("ready", [0, 1])
+def test_what_ended_between_the_last_heartbeat_and_the_kill_is_not_told_once_the_queue_is_empty(ready: int) -> None:
+    lost(in_flight=[made.in_flight(seconds=70)])
+    made.consumer()
+
+    assert given_again([level(ready=ready)]) == [f"{WAITS} {PAUSE}"] * ready
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"published": timezone.now().isoformat()},
+        {"again": False},
+        {"queue": "mails"},
+        {"handler": "posting"},
+    ],
+    ids=["published after its end", "first delivery", "of another queue", "once"],
+)
+def test_what_no_lost_worker_had_or_what_does_nothing_twice_is_not_told(changed: dict[str, Any]) -> None:
+    @handler("postings", once=True, name="posting")
+    def posting(payment: Delivery) -> None:
+        """Nothing."""
+
+    lost(seconds=200)
+    made.consumer(in_flight=[made.in_flight(**{"seconds": 5, "again": True, **changed})])
+
+    assert given_again() == []
+
+
+def test_what_was_never_delivered_again_or_waits_behind_a_pause_is_not_told_here() -> None:
+    lost(in_flight=[made.in_flight(seconds=70, auto_ack=True)])
+    QueueControl.objects.create(queue="mails", since=timezone.now(), paused=True)
+    lost(queues=["mails"], in_flight=[made.in_flight(seconds=70, queue="mails")])
+
+    assert given_again() == []
+
+
+def test_a_crash_loop_names_its_own_messages_until_it_is_over() -> None:
+    start = timezone.now() - timedelta(minutes=2)
+    for number in range(3):
+        began = start + timedelta(seconds=20 * number)
+        beat = began + timedelta(seconds=8)
+        facts: dict[str, Any] = {"started_at": began, "beat_at": beat, "ended_at": beat + timedelta(seconds=1)}
+        made.consumer(pid=number + 1, **facts, in_flight=[made.in_flight(seconds=70)])
+    made.consumer(started_at=timezone.now(), in_flight=[made.in_flight(again=True)])
+
+    assert given_again() == []
 
 
 BEGUN = "1 message was in a handler when its consumer was lost, and may have been done: PAY-1."

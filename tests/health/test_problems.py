@@ -1048,7 +1048,7 @@ stuck:
 harm nothing yet:
     NOT_DECLARABLE UNREADABLE CLOCKS_WRONG
 Warnings: perhaps done twice:
-    HANDLED_ANYWAY PERHAPS_TWICE RUN_PERHAPS_TWICE
+    GIVEN_AGAIN HANDLED_ANYWAY PERHAPS_TWICE RUN_PERHAPS_TWICE
 out of sight:
     NOT_RECORDED
 not consumed, or by fewer:
