@@ -103,7 +103,9 @@ def fewer_consumers() -> None:
     """Two were told to end and were killed, one was killed long ago, and one does the work of all."""
     made.consumer(host="a", queues=[QUEUE], started_at=timezone.now() - timedelta(minutes=2))
     for seconds, stopping in ((95, True), (95, True), (1000, False)):
-        made.consumer(host="z", seconds=seconds, queues=[QUEUE], stopping=stopping, in_flight=[made.in_flight(queue=QUEUE)])
+        made.consumer(
+            host="z", seconds=seconds, queues=[QUEUE], stopping=stopping, in_flight=[made.in_flight(queue=QUEUE)]
+        )
     parked()
 
 
