@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django_rmq_retry.models import Attempt, AttemptName
 from django_rmq_retry.models.parked import folded
@@ -11,6 +11,8 @@ from django_rmq_retry.topology.declarations import work_queue
 
 ENDED = (ACK.name, DUPLICATE.name, Kind.DISCARD.value)
 """Verdicts after which a message is not handled any more."""
+SAME_START = timedelta(seconds=1)
+"""The most by which an attempt may have begun before the time that its process reported."""
 MOST_ATTEMPTS = 2000
 """The latest attempts of such messages that are read."""
 Attempts = Mapping[tuple[str, str], list[Attempt]]
@@ -25,6 +27,8 @@ class Later:
     """The last one that ended it, else the last one."""
     twice: bool
     """True if its work may have been done twice: another process got it after this one had begun."""
+    own: bool = False
+    """True if it is the attempt that the process had begun: it ended it after its last heartbeat, and then died."""
 
     @property
     def ended(self) -> bool:
@@ -48,13 +52,23 @@ def attempts_with(ids: Collection[str]) -> Attempts:
     return found
 
 
-def later(attempts: Attempts, queue: str, message_id: str, beat: datetime) -> Later | None:
+def later(
+    attempts: Attempts, queue: str, message_id: str, beat: datetime, *, own: tuple[str, datetime | None] = ("", None)
+) -> Later | None:
     """Return what was made of a message that a process had in its handler at its last heartbeat; None if it is unknown.
 
-    Whatever began after that heartbeat was another attempt.
+    Whatever began after that heartbeat was another attempt. ``own`` are the name of the process, and when it had begun
+    the message, as it reported.
     """
-    since = [one for one in attempts.get((work_queue(queue), message_id), ()) if one.started_at > beat]
-    if not since:
+    process, begun = own
+    known = attempts.get((work_queue(queue), message_id), ())
+    since = [one for one in known if one.started_at > beat]
+    its = [one for one in known if begun and one.process == process and begun - SAME_START <= one.started_at <= beat][
+        :1
+    ]
+    if not since and not its:
         return None
-    last = next((one for one in since if one.verdict in ENDED), since[0])
-    return Later(attempt=last, twice=last.verdict == ACK.name and any(one.redelivered for one in since))
+    last = next((one for one in (*since, *its) if one.verdict in ENDED), (since or its)[0])
+    again = last.verdict == ACK.name and any(one.redelivered for one in since)
+    failed = any(one.verdict not in ENDED for one in its)
+    return Later(attempt=last, twice=again and not failed, own=last in its)

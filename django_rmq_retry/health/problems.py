@@ -920,10 +920,8 @@ def in_processes(
     gone = [one.row for one in dead if one.state is ProcessState.VANISHED and one.loop is None]
     gone = [row for row in gone if id(row) not in told]
     living = [row for row in known if row.living(now)]
-    loops = crash_loops(dead, now, [row for row in living if not row.silent(now)], suspects).values()
-    # Of those of one service that are over only the latest is told, and none beside one that goes on.
-    latest_last = sorted(loops, key=lambda one: (one.severity, str(one.since)))
-    yield from {one.subject: one for one in latest_last}.values()
+    heard = [row for row in living if not row.silent(now)]
+    yield from (one.problem for one in crash_loops(dead, now, heard, suspects))
     if overtaken:
         yield _overtaken(overtaken, now)
     ended, vanished = ([row for row in gone if bool(row.ended_at) is it] for it in (True, False))
@@ -955,15 +953,23 @@ def in_processes(
         yield Problem(code=Code.DISCONNECTED, count=len(away), since=lost, values=values)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldLoop:
+    """A crash loop as one problem, and the processes that it counts."""
+
+    problem: Problem
+    dead: Sequence[ConsumerProcess]
+
+
 def crash_loops(
     dead: Iterable[Dead | Process],
     now: datetime,
     heard: Iterable[ConsumerProcess],
     suspects: Sequence[ParkedMessage],
-) -> dict[int, Problem]:
-    """Return each crash loop as one problem, by its identity.
+) -> list[ToldLoop]:
+    """Return the crash loops. Those in which processes of the same queues died at the same time are one.
 
-    Those in which processes of the same queues died at the same time are one.
+    Of those of one service that are over only the latest is told, and none beside one that goes on.
     """
     loops = {id(one.loop): one.loop for one in dead if one.loop is not None}
     together: list[list[CrashLoop]] = []
@@ -972,8 +978,9 @@ def crash_loops(
         together = [some for some in together if some not in joined]
         together.append([loop, *(one for some in joined for one in some)])
     living = list(heard)
-    told = [(some, _crash_loop(some, now, living, suspects)) for some in together]
-    return {id(loop): problem for some, problem in told for loop in some}
+    told = [_crash_loop(some, now, living, suspects) for some in together]
+    latest_last = sorted(told, key=lambda one: (one.problem.severity, str(one.problem.since)))
+    return list({one.problem.subject: one for one in latest_last}.values())
 
 
 def _at_once(one: CrashLoop, other: CrashLoop) -> bool:
@@ -986,7 +993,7 @@ def _crash_loop(
     now: datetime,
     heard: Sequence[ConsumerProcess],
     suspects: Sequence[ParkedMessage],
-) -> Problem:
+) -> ToldLoop:
     rows = sorted((row for loop in loops for row in loop.dead), key=lambda row: row.beat_at)
     first, last, heirs = rows[0].beat_at, rows[-1].beat_at, [loop.last for loop in loops]
     queues = list(dict.fromkeys(queue for row in reversed(rows) for queue in row.queues))
@@ -1012,7 +1019,7 @@ def _crash_loop(
         said.append(lived % {"process": witness, "span": span(witness.ran(now))})
     elif unread:
         said.append(_("Nobody reads %(queues)s now.") % {"queues": listed(unread)})
-    return Problem(
+    problem = Problem(
         code=Code.CRASH_LOOP_OVER if over else Code.CRASH_LOOP,
         subject=listed(queues),
         count=len(rows),
@@ -1029,6 +1036,7 @@ def _crash_loop(
             "source": sorted({one.queue for one in killers} or held),
         },
     )
+    return ToldLoop(problem=problem, dead=rows)
 
 
 def _killed_by(killers: Sequence[ParkedMessage], rows: list[ConsumerProcess]) -> list[ConsumerProcess]:

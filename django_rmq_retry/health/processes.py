@@ -117,7 +117,7 @@ class InFlight:
     @property
     def overtaken(self) -> bool:
         """True if another process has it now, or has had it since."""
-        return bool(self.also or self.later)
+        return bool(self.also or (self.later and not self.later.own))
 
     @property
     def perhaps_twice_by(self) -> str:
@@ -137,7 +137,7 @@ class InFlight:
     def waits_since(self, lost: datetime) -> bool:
         """Return True if nobody has had it since its process was heard of last; without an id that is unknown."""
         parked = self.record is not None and self.record.parked_at >= lost
-        return bool(self.message_id) and not (self.overtaken or self.processed_since or parked)
+        return bool(self.message_id) and not (self.also or self.later or self.processed_since or parked)
 
     @classmethod
     def of(cls, entry: Mapping[str, Any], beat: datetime, now: datetime) -> "InFlight":
@@ -232,9 +232,9 @@ class Process:
 
     @property
     def settled(self) -> bool:
-        """True if nothing is left to do for what it had reported: each was processed since, and it does none again."""
+        """True if nothing is left to do for what it had reported: each was processed since, none of them twice."""
         known = self.in_flight and not self.row.unlisted and not self.overtaken
-        return bool(known) and all(one.processed_since for one in self.in_flight)
+        return bool(known) and all(one.processed_since and not one.perhaps_twice_by for one in self.in_flight)
 
     @property
     def late(self) -> bool:
@@ -380,7 +380,8 @@ def _with_later(found: list[Process]) -> list[Process]:
 
     def known(process: Process, one: InFlight) -> InFlight:
         record = records.get(_place_of(one))
-        then = later(tried, one.queue, one.message_id, process.row.beat_at)
+        own = str(process.row), one.since
+        then = later(tried, one.queue, one.message_id, process.row.beat_at, own=own)
         return replace(one, record=record, later=then)
 
     def since(process: Process) -> Process:

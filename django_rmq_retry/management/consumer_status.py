@@ -4,38 +4,32 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from django_rmq_retry.health.processes import InFlight, Process, ProcessState
+from django_rmq_retry.health.process_list import ProcessRow
+from django_rmq_retry.health.processes import InFlight, Process
 from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.wording import span
 
 _PROCESSES = ("PROCESS", "STATE", "VERSION", "PROJECT", "QUEUES", "BUSY", "WAITING", "STARTED", "HEARTBEAT")
 _IN_FLIGHT = ("PROCESS", "HANDLER", "KEY", "MESSAGE", "ATTEMPT", "SINCE", "STATE")
-_SIGNS = {
-    ProcessState.RUNNING: ("running", ""),
-    ProcessState.STARTING: ("starting", ""),
-    ProcessState.STOPPING: ("stopping", "NOTICE"),
-    ProcessState.NO_BROKER: ("! no broker", "WARNING"),
-    ProcessState.SILENT: ("! no heartbeat for", "WARNING"),
-    ProcessState.VANISHED: ("✕ vanished", "ERROR"),
-    ProcessState.REPLACED: ("↻ replaced", ""),
-    ProcessState.TAKEN_OVER: ("↻ taken over", ""),
-}
+_STYLES = {"parked": "ERROR", "on-hold": "WARNING"}
+_BY_ITSELF = ("✓", "…")
+"""Signs that a word needs beside it on the page only."""
 Table = tuple[list[Sequence[object]], list[str]]
 """Rows with the head, and the style of each."""
 
 
-def process_rows(found: Sequence[Process], *, terminal: bool) -> Table:
+def process_rows(found: Sequence[ProcessRow], *, terminal: bool) -> Table:
     rows: list[Sequence[object]] = [_PROCESSES]
     for one in found:
-        row = one.row
+        row = one.process.row
         times = (clock(at, terminal=terminal) for at in (row.started_at, row.beat_at))
-        queues, busy = ",".join(row.queues) or "-", f"{one.busy}/{row.threads}"
+        queues, busy = ",".join(row.queues) or "-", f"{one.process.busy}/{row.threads}"
         facts = (row.version or "-", row.deploy or "-", queues, busy, row.waiting)
-        rows.append((_name(one), _state(one), *facts, *times))
-    return rows, ["", *(_SIGNS[one.state][1] for one in found)]
+        rows.append((_name(one.process), _state(one), *facts, *times))
+    return rows, ["", *(_STYLES.get(one.kind, "") for one in found)]
 
 
-def in_flight_rows(found: Sequence[Process], *, terminal: bool) -> Table:
+def in_flight_rows(found: Sequence[ProcessRow], *, terminal: bool) -> Table:
     """Return one row for each message in flight, those of vanished processes and the late ones first.
 
     Those of processes whose work others do are left out, unless they were perhaps done twice: others have handled them,
@@ -43,13 +37,13 @@ def in_flight_rows(found: Sequence[Process], *, terminal: bool) -> Table:
     """
     rows: list[Sequence[object]] = [_IN_FLIGHT]
     styles = [""]
-    every = ((one, message) for one in found for message in one.in_flight)
-    pairs = [(one, message) for one, message in every if not one.settled_by_others or message.perhaps_twice_by]
-    for one, message in sorted(pairs, key=lambda pair: not _needs_somebody(*pair)):
+    every = ((row, message) for row in found for message in row.process.in_flight)
+    pairs = [(row.process, one) for row, one in every if not row.replaced or one.perhaps_twice_by]
+    for process, message in sorted(pairs, key=lambda pair: not _needs_somebody(*pair)):
         names = (message.handler or message.queue or "-", message.key or "-", message.message_id or "-")
-        state = _outcome(one, message)
-        rows.append((_name(one), *names, message.attempt, clock(message.since, terminal=terminal), state))
-        styles.append("ERROR" if _needs_somebody(one, message) else "")
+        state = _outcome(process, message)
+        rows.append((_name(process), *names, message.attempt, clock(message.since, terminal=terminal), state))
+        styles.append("ERROR" if _needs_somebody(process, message) else "")
     return rows, styles
 
 
@@ -57,10 +51,12 @@ def as_data(one: Process) -> Mapping[str, object]:
     row = one.row
     names = ("host", "pid", "number", "version", "deploy", "broker", "queues", "threads", "waiting")
     return {
-        "state": one.state.value,
+        "state": "ended" if one.ended else one.state.value,
         **{name: getattr(row, name) for name in names},
         "started_at": utc(row.started_at),
         "beat_at": utc(row.beat_at),
+        "ended_at": utc(row.ended_at),
+        "end": row.why_ended or None,
         "busy": one.busy,
         "in_flight": [_message(message) for message in one.in_flight],
     }
@@ -82,9 +78,10 @@ def _message(message: InFlight) -> dict[str, Any]:
     }
 
 
-def _state(one: Process) -> str:
-    text = "✕ ended" if one.ended else _SIGNS[one.state][0]
-    return f"{text} {span(one.unheard)}" if one.state is ProcessState.SILENT else text
+def _state(one: ProcessRow) -> str:
+    text = one.label if one.sign in _BY_ITSELF else f"{one.sign} {one.label}"
+    why = one.process.row.why_ended
+    return f"{text}: {why}" if one.process.ended and why else text
 
 
 def _became(message: InFlight) -> str:
@@ -93,7 +90,9 @@ def _became(message: InFlight) -> str:
         return '✕ lost: ack="auto"'
     if known:
         return f"✕ record #{known.pk}: {known.state.replace('_', ' ')}"
-    return f"tried again by {message.later.process}" if message.later else "✕ outcome unknown"
+    if message.later is None:
+        return "✕ outcome unknown"
+    return "failed, a retry follows" if message.later.own else f"tried again by {message.later.process}"
 
 
 def _name(one: Process) -> str:

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.health.processes import tidy_vanished
-from django_rmq_retry.models import ConsumerProcess, ParkedMessage, State
+from django_rmq_retry.models import Attempt, ConsumerProcess, ParkedMessage, State
 from django_rmq_retry.models.controls import IS_GONE
 from django_rmq_retry.topology import Role
 from django_rmq_retry.wording import minute
@@ -28,8 +28,8 @@ AGAIN = (
     "twice."
 )
 UNKNOWN = (
-    "One whose outcome is unknown is in its queue again, or another consumer has taken it, unless the process hangs "
-    "with it."
+    "One whose outcome is unknown was handled meanwhile, is in its queue again, or another consumer has it, unless the "
+    "process hangs with it."
 )
 
 
@@ -101,7 +101,7 @@ def test_a_process_that_was_just_started_is_not_said_to_have_no_broker(page: Cli
 
     assert "worker-3:4711 … starting Version" in text
     assert "Without a connection" not in text
-    assert told.lines[1][1] == "starting"
+    assert told.rows[1][1] == "starting"
 
 
 def test_a_handler_beyond_its_deadline_stands_out_and_its_process_is_listed_first(page: Client) -> None:
@@ -140,7 +140,7 @@ def test_messages_in_flight_that_a_heartbeat_leaves_out_are_counted(page: Client
     assert "Busy threads 1000/1000" in text
     assert "1,000 messages in flight" in text
     assert "Only the 2 oldest are listed." in text
-    assert "1000/1000" in told.lines[1]
+    assert "1000/1000" in told.rows[1]
     assert "998 more in flight are not listed: a heartbeat has the oldest of its process." in told.err
     assert run("rmq_status", "--consumers", "--json").data["items"][0]["busy"] == 1000
 
@@ -165,7 +165,7 @@ def test_a_process_whose_heartbeats_stop_is_not_called_running(page: Client) -> 
     assert "1 message was in flight at the last heartbeat" in text
     assert re.search(r"PAY-1 Attempt 1 Started 1[7-9] s ago", text)
     assert "In flight for" not in text
-    assert [told.lines[1][1][:18], told.lines[-1][-1]] == ["! no heartbeat for", "! at the last heartbeat"]
+    assert [told.rows[1][1][:18], told.rows[-1][-1]] == ["! no heartbeat for", "! at the last heartbeat"]
     assert run("rmq_status", "--consumers", "--json").data["items"][0]["state"] == "silent"
 
 
@@ -211,6 +211,31 @@ def test_of_a_killed_process_each_message_that_another_one_handled_again_is_a_do
     assert [one["perhaps_twice_by"] for one in data] == ["worker-4:12", None]
 
 
+def test_of_a_killed_process_what_it_had_ended_itself_is_not_unknown(page: Client) -> None:
+    """ "outcome unknown", and "in its queue again", was said of a message that it had acknowledged before it died."""
+    keys = {"9f3c-1": "ack", "9f3c-2": "retry", "9f3c-3": "ack"}
+    entries = [made.in_flight(seconds=70, message_id=one, key=f"PAY-{one[-1]}") for one in keys]
+    gone = made.consumer(seconds=60, in_flight=entries)
+    its: dict[str, Any] = {"host": gone.host, "pid": gone.pid, "redelivered": False, "seconds": 11}
+    for one, verdict in keys.items():
+        made.tried_again(one, at=gone.beat_at - timedelta(seconds=10), verdict=verdict, **its)
+    again = Attempt.objects.get(message_id="9f3c-3")
+    again.pk, again.host, again.pid, again.redelivered = None, "worker-4", 12, True
+    again.started_at = gone.beat_at + timedelta(seconds=9)
+    again.save()
+    text, told = shown(page), run("rmq_status", "--consumers")
+
+    assert re.search(r"PAY-1 .* Since then ended at [\d: -]+ by worker-3:4711", text)
+    assert re.search(r"PAY-2 .* Since then failed at [\d: -]+, a retry follows", text)
+    assert re.search(r"PAY-3 .* Since then ! handled again at .* by worker-4:12: it may have been done twice", text)
+    assert ("outcome unknown" in text, UNKNOWN in text, "All that it had reported" in text) == (False, False, False)
+    assert [row[-1].partition(" by")[0] for row in told.rows[3:]] == [
+        "failed, a retry follows",
+        "! handled again",
+        "processed since",
+    ]
+
+
 def test_a_replaced_process_counts_its_messages_that_may_have_been_handled_twice(page: Client) -> None:
     for host in "xyz":
         gone = made.consumer(host=host, seconds=4000, in_flight=[made.in_flight(seconds=4010)])
@@ -247,12 +272,8 @@ def test_of_a_dead_process_nothing_is_red_once_all_its_messages_were_processed(
     answer = page.get(CONSUMERS)
     said = Page(answer).text
 
-    later = (
-        "All that it had reported was processed since; Live status and the requeue run list what it may have begun "
-        "later, if it was perhaps handled twice."
-    )
-    assert (later in said, AGAIN in said) == (settled, not settled)
-    assert ("may have begun others" in said) == (not settled)
+    assert ("All that it had reported was processed since." in said, AGAIN in said) == (settled, not settled)
+    assert "may have begun others after its last heartbeat" in said
     assert (b'class="rmq-error"' in answer.content) == (not settled)
 
 
@@ -268,9 +289,9 @@ def test_a_dead_process_that_was_replaced_is_one_grey_line_and_no_finding(page: 
     assert "z:4711 ↻ replaced Version" in text
     assert GONE not in text
     assert "PAY-9" in text
-    assert "It may have begun others after its last heartbeat: " in text
+    assert "A process may have begun others after its last heartbeat: " in text
     assert "2026.11 Queues payments.main 1 was busy Waiting" in text
-    assert (before.lines[1][1], [line[1] for line in told.lines[1:3]]) == ("✕ vanished", ["running", "↻ replaced"])
+    assert (before.rows[1][1], [row[1] for row in told.rows[1:3]]) == ("✕ vanished", ["running", "↻ replaced"])
 
 
 def test_a_dead_process_is_replaced_once_newer_ones_read_all_its_queues_together(page: Client) -> None:
@@ -373,8 +394,8 @@ def test_a_process_that_ended_with_a_fault_says_when_and_why(page: Client, secon
 
     assert text.index("z:4711 ✕ ended") < text.index("a:4711 ✓ running")
     again = (
-        "These messages were in flight as it ended. One whose outcome is unknown is in its queue again, or another "
-        "consumer has taken it."
+        "These messages were in flight as it ended. One whose outcome is unknown was handled meanwhile, is in its "
+        "queue again, or another consumer has it."
     )
     assert f"{said} {again}" in text
     assert GONE not in text
@@ -388,7 +409,8 @@ def test_a_replaced_process_that_had_reported_nothing_says_where_the_rest_is_tol
     text = shown(page)
 
     assert "z:4711 ↻ replaced" in text
-    assert "It had reported no message in flight; Live status and the requeue run list what it may have begun" in text
+    assert "1 that ended or vanished is over · z:4711, last heartbeat 10 min ago" in text
+    assert "Live status and the requeue run list what was perhaps handled twice." in text
 
 
 def test_one_that_reported_its_messages_as_it_ended_has_begun_no_others(page: Client) -> None:
@@ -441,12 +463,12 @@ def test_processes_that_vanished_with_nothing_or_were_replaced_are_one_fold_each
     assert "processes vanished with" not in text
     told = "4 processes vanished; none had reported a message in flight · a:4711, b:4711, c:4711 and 1 more"
     assert f"{told}, last heartbeat 6 min ago" in folded
-    told = "3 vanished processes whose work others do · g:4711, h:4711, i:4711, last heartbeat 10 min ago · "
+    told = "3 ended or vanished, and others do their work · g:4711, h:4711, i:4711, last heartbeat 10 min ago · "
     assert f"{told}outcome of 3 messages unknown" in folded
-    order = ["x:4711", "4 processes vanished", "a:4711 ✕ vanished", "3 vanished processes", "g:4711 ↻ replaced"]
+    order = ["x:4711", "4 processes vanished", "a:4711 ✕ vanished", "3 ended or vanished, and", "g:4711 ↻ replaced"]
     assert sorted(order, key=folded.index) == order
     assert re.findall(rb'<details data-rmq-fold="\w+"><summary>(\d)', answer.content) == [b"4", b"3"]
-    assert "3 processes are alive · 4 vanished · 3 vanished, replaced" in folded
+    assert "3 processes are alive · 7 ended or vanished" in folded
 
 
 def test_many_processes_that_run_are_one_line_below_those_that_need_somebody_with_what_they_do(page: Client) -> None:
@@ -565,6 +587,24 @@ def test_a_crash_loop_names_what_it_has_parked_and_leads_to_its_group(page: Clie
     assert "Parked meanwhile because their worker died: KILLER." in Page(page.get(NOW)).text, "it was dealt with"
 
 
+def test_the_fold_of_a_crash_loop_has_as_many_processes_as_its_head_says_and_older_loops_are_over(page: Client) -> None:
+    """ "8 since 15:13" stood above "Show all 10", and beside it the loop of an hour before."""
+    beat = timezone.now() - timedelta(minutes=29)
+    for place, minutes in enumerate((0, 0, 0, 0, 12, 2, 0, 0, 0)):
+        born = beat + timedelta(minutes=minutes, seconds=2)
+        beat = made.consumer(host=f"h{place}", started_at=born, beat_at=born + timedelta(seconds=20)).beat_at
+    killer = made.group(title="worker_stopped", reason="worker_stopped")
+    came = ConsumerProcess.objects.get(host="h5").started_at + timedelta(seconds=10)
+    made.message(killer, business_key="KILLER", published_at=came, parked_at=beat + timedelta(seconds=5))
+    made.consumer(host="next", started_at=beat + timedelta(seconds=2))
+    answer = page.get(f"{CONSUMERS}?all=1")
+    tables = {table.what: [row.process.row.host for row in rows] for table, rows in answer.context["tables"]}
+
+    assert tables == {"loop 0": ["h8", "h7", "h6", "h5"], "": ["next"], "over": ["h4", "h3", "h2", "h1", "h0"]}
+    assert "die again and again: 4 since" in Page(answer).text
+    assert "5 that ended or vanished are over" in Page(answer).text
+
+
 def test_a_loop_is_not_over_because_its_last_process_lived_some_seconds_longer(page: Client) -> None:
     """What ends each after about five minutes ends none to the second, and the last death is part of the loop."""
     born, now = timezone.now() - timedelta(minutes=20), timezone.now()
@@ -601,7 +641,7 @@ def test_processes_that_are_not_heard_are_not_called_alive(page: Client) -> None
     for host, seconds in (("x", 15), ("y", 0), ("z", 0)):
         made.consumer(host=host, seconds=seconds, started_at=gone.beat_at + timedelta(seconds=9))
 
-    assert "2 processes are alive · 1 without a heartbeat · 3 vanished, replaced" in shown(page)
+    assert "2 processes are alive · 1 without a heartbeat · 3 ended or vanished" in shown(page)
 
 
 def test_findings_and_tables_write_an_age_in_the_same_way(page: Client) -> None:

@@ -44,6 +44,11 @@ class Ran:
         """The rows of the table that it wrote, cell by cell."""
         return [line.split("\t") for line in self.out.splitlines()]
 
+    @property
+    def rows(self) -> list[list[str]]:
+        """Those of its tables, without the sentences above and between them."""
+        return [cells for cells in self.lines if len(cells) > 1]
+
 
 class Terminal(StringIO):
     """A stream that says it is a terminal."""

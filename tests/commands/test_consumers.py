@@ -28,8 +28,8 @@ def test_a_large_installation_is_shown_by_its_troubled_part() -> None:
     assert told.err == (
         "10 more processes. Raise --limit to see them.\n10 more messages in flight. Raise --limit to see them.\n"
     )
-    assert (len(told.lines), len(most.lines), most.err) == (2 * 51 + 1, 2 * 61 + 1, "")
-    assert [told.lines[row][0] for row in (1, 53)] == ["worker-3:60"] * 2
+    assert (len(told.rows), len(most.rows), most.err) == (2 * 51, 2 * 61, "")
+    assert [told.rows[row][0] for row in (1, 52)] == ["worker-3:60"] * 2
     assert len(run("rmq_status", "--consumers", "--json").data["items"]) == 60
 
 
@@ -40,14 +40,14 @@ def test_of_a_dead_process_each_message_says_what_became_of_it_as_the_page_does(
     before = timezone.now() - timedelta(minutes=9)
     other = message(message_id="9f3c-8", state=State.PROCESSED, succeeded_at=before)
     told, data = run("rmq_status", "--consumers"), run("rmq_status", "--consumers", "--json").data["items"][0]
-    states = {row[2]: row[-1] for row in told.lines[4:]}
+    states = {row[2]: row[-1] for row in told.rows[3:]}
 
     assert states == {
         "PAY-1": "processed since",
         "PAY-2": f"✕ record #{other.pk}: processed",
         "PAY-3": "✕ outcome unknown",
     }
-    assert told.lines[-1][2] == "PAY-1"
+    assert told.rows[-1][2] == "PAY-1"
     assert [one["processed_since"] for one in data["in_flight"]] == [True, False, False]
 
 
@@ -57,8 +57,33 @@ def test_a_process_whose_end_is_known_has_the_word_of_the_page() -> None:
     consumer(seconds=60, pid=2)
     told, data = run("rmq_status", "--consumers"), run("rmq_status", "--consumers", "--json").data["items"]
 
-    assert {line[0]: line[1] for line in told.lines[1:3]} == {"worker-3:1": "✕ ended", "worker-3:2": "✕ vanished"}
-    assert [one["state"] for one in data] == ["vanished"] * 2
+    ended = "✕ ended: its process is gone"
+    assert {row[0]: row[1] for row in told.rows[1:3]} == {"worker-3:1": ended, "worker-3:2": "✕ vanished"}
+    assert {one["pid"]: (one["state"], one["end"]) for one in data} == {
+        1: ("ended", "its process is gone"),
+        2: ("vanished", None),
+    }
+
+
+def test_the_command_begins_with_what_is_wrong_as_the_page_does_and_only_counts_what_is_over() -> None:
+    """Twelve dead processes of the night before stood above the two that ran."""
+    for number in range(12):
+        gone = consumer(pid=number + 1, seconds=4000, queues=["other"])
+    consumer(pid=77, seconds=50, in_flight=[in_flight(seconds=60)])
+    consumer(pid=99, queues=["other"], started_at=gone.beat_at + timedelta(seconds=9))
+    for number in range(11):
+        consumer(pid=100 + number, queues=["other"], started_at=gone.beat_at + timedelta(seconds=9))
+    told, every = run("rmq_status", "--consumers"), run("rmq_status", "--consumers", "--all")
+
+    assert told.out.startswith("! 1 of 13 consumers without a heartbeat for 30 s: worker-3:77 (")
+    assert told.lines[1] == ["12 processes are alive · 13 ended or vanished"]
+    assert [row[0] for row in told.rows[1:14]] == [
+        "worker-3:77",
+        "worker-3:99",
+        *(f"worker-3:{n}" for n in range(100, 111)),
+    ]
+    assert told.err == "12 that ended or vanished are over: --all shows them.\n"
+    assert (every.out.count("↻ replaced"), every.err) == (12, "")
 
 
 def test_the_dead_of_a_crash_loop_are_listed_below_those_that_live_or_may_be_frozen() -> None:
@@ -70,7 +95,7 @@ def test_the_dead_of_a_crash_loop_are_listed_below_those_that_live_or_may_be_fro
     consumer(host="next", started_at=beat + timedelta(seconds=2))
     consumer(host="frozen", seconds=60, queues=["ledger"], in_flight=[in_flight(queue="ledger")])
     consumer(host="hangs", in_flight=[in_flight(seconds=200, timeout=30.0)])
-    told = [row[0].partition(":")[0] for row in run("rmq_status", "--consumers").lines[1:12]]
+    told = [row[0].partition(":")[0] for row in run("rmq_status", "--consumers", "--all").rows[1:12]]
 
     assert told == ["frozen", "hangs", "next", *(f"loop-{place}" for place in reversed(range(8)))]
 

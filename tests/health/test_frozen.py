@@ -58,7 +58,7 @@ def test_a_frozen_process_that_was_replaced_stays_red_while_others_have_its_mess
     assert said in row
     assert "frozen:4711 ✕ vanished" in row
     assert said.removesuffix(".") in run("rmq_status").out
-    assert run("rmq_status", "--consumers").lines[1][:2] == ["frozen:4711", "✕ vanished"]
+    assert run("rmq_status", "--consumers").rows[1][:2] == ["frozen:4711", "✕ vanished"]
 
 
 def test_it_stays_red_once_others_have_done_them(admin_user: Any) -> None:

@@ -11,13 +11,13 @@ from itertools import compress
 
 from django.core.management.base import CommandParser
 
-from django_rmq_retry import database_clock
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_connections import renew_connections
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.health.look import look
-from django_rmq_retry.health.problems import Limits, blind, still_at_it
+from django_rmq_retry.health.problems import Limits, blind
+from django_rmq_retry.health.process_list import ProcessList, ProcessRow
 from django_rmq_retry.health.processes import MOST_LISTED_PROCESSES, Process, processes
 from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.management import consumer_status, findings
@@ -35,7 +35,6 @@ from django_rmq_retry.management.broker_status import (
 from django_rmq_retry.management.command import Options, RmqCommand, add_json, open_declarer, usage_error
 from django_rmq_retry.management.databases import DatabaseAway, named_errors
 from django_rmq_retry.management.findings import Finding
-from django_rmq_retry.parked.database import records_alias
 
 LEAST_SECONDS, MOST_SECONDS = 0.1, 86_400.0
 FAILING = {"warning": Severity.WARNING, "error": Severity.ERROR}
@@ -78,7 +77,11 @@ class Command(RmqCommand):
             metavar="N",
             help="report a problem if a work queue has fewer consumers",
         )
-        add("--all", action="store_true", help="show empty queues without a problem too")
+        add(
+            "--all",
+            action="store_true",
+            help="show empty queues without a problem too; with --consumers, those that are over",
+        )
         add("--consumers", action="store_true", help="show the consuming processes and their messages in flight")
         add(
             "--limit",
@@ -126,7 +129,7 @@ class Command(RmqCommand):
         if options["json"]:
             self.document("consumers/1", items=[consumer_status.as_data(one) for one in found])
         else:
-            self._show_consumers(found, options["limit"])
+            self._show_consumers(found, options["limit"], every=options["all"])
         return Exit.DONE if found else Exit.NOTHING
 
     def _probe(self, seen: BrokerStatus, failed: Sequence[Problem]) -> None:
@@ -167,7 +170,7 @@ class Command(RmqCommand):
         if problem:
             self.line(problem, "ERROR")
         elif seen is None:
-            self._show_consumers(found, options["limit"])
+            self._show_consumers(found, options["limit"], every=options["all"])
         else:
             self._show(seen, every=options["all"])
         self.stdout.write("" if terminal else "\n", ending="")
@@ -177,28 +180,41 @@ class Command(RmqCommand):
         """Return the processes; one more than the limit, if there are, to know that some are left out."""
         return processes(most=max(MOST_LISTED_PROCESSES, options["limit"] + 1))
 
-    def _show_consumers(self, found: Sequence[Process], limit: int) -> None:
-        """Show the processes and messages with problems first, at most ``limit`` of each."""
+    def _show_consumers(self, known: Sequence[Process], limit: int, *, every: bool) -> None:
+        """Show what is wrong, then the processes and messages with problems first, at most ``limit`` of each."""
         terminal = self.stdout.isatty()
+        found = self._found_rows(known, every=every) if known else []
         if found:
             self.table(*consumer_status.process_rows(found[:limit], terminal=terminal))
-            for one in still_at_it([each.row for each in found], database_clock.reckoned(records_alias())):
-                self.line(f"{one.text} {one.why}", "ERROR")
         rows, styles = consumer_status.in_flight_rows(found, terminal=terminal)
         if len(rows) > 1:
             self.line()
             self.table(rows[: limit + 1], styles[: limit + 1])
+        if over := len(known) - len(found):
+            are, them = ("is", "it") if over == 1 else ("are", "them")
+            self.say(f"{over} that ended or vanished {are} over: --all shows {them}.")
         left = {"process": len(found) - limit, "message in flight": len(rows) - 1 - limit}
         for noun, count in left.items():
             if count > 0:
                 several = {"process": "processes", "message in flight": "messages in flight"}[noun]
                 self.say(f"{count} more {noun if count == 1 else several}. Raise --limit to see them.")
-        if unlisted := sum(one.row.unlisted for one in found):
+        if unlisted := sum(one.process.row.unlisted for one in found):
             self.say(f"{unlisted} more in flight are not listed: a heartbeat has the oldest of its process.")
         if not settings().records:
             self.say("Consumers write no heartbeat while the setting RECORDS is False.")
-        elif not found:
+        elif not known:
             self.say("No consumer has written a heartbeat to the database. Start one: manage.py rmq_consume")
+
+    def _found_rows(self, known: Sequence[Process], *, every: bool) -> Sequence[ProcessRow]:
+        """Say what is wrong, and how many there are; return those that are shown, and those that are over if wanted."""
+        listed = ProcessList.of(known)
+        for problem in (*listed.problems, *(loop.problem for loop in listed.loops)):
+            sign = "✕" if problem.severity is Severity.ERROR else "!"
+            self.line(f"{sign} {problem.text} {problem.why}", problem.severity.name)
+        self.line(listed.summary)
+        # What is said of a crash loop is its head: its dead stand below those that live.
+        tables = sorted(listed.tables, key=lambda table: (table.over, table.loop is not None))
+        return [row for table in tables if every or not table.over for row in table.rows]
 
     def _show(self, seen: BrokerStatus, *, every: bool) -> None:
         """Show what needs somebody first, then the state of all."""

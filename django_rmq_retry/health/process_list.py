@@ -1,0 +1,349 @@
+"""The list of consuming processes as page and command show it: who needs somebody, who runs, what is over."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
+
+from django_rmq_retry import database_clock
+from django_rmq_retry.amqp.levels import Level
+from django_rmq_retry.health.facts import killers_lately
+from django_rmq_retry.health.look import merged
+from django_rmq_retry.health.problems import (
+    LastSigns,
+    Queues,
+    ToldLoop,
+    crash_loops,
+    in_processes,
+    last_signs,
+    still_at_it,
+)
+from django_rmq_retry.health.processes import InFlight, Process, ProcessState, dead_processes
+from django_rmq_retry.health.rules import Code, Problem, Severity
+from django_rmq_retry.models.parked import OPEN
+from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.wording import duration, listed, number, span
+
+BADGES: Mapping[ProcessState, tuple[str, str, Any]] = {
+    ProcessState.RUNNING: ("processed", "✓", pgettext_lazy("consumer", "running")),
+    ProcessState.STARTING: ("requeued", "…", pgettext_lazy("consumer", "starting")),
+    ProcessState.STOPPING: ("requeued", "…", pgettext_lazy("consumer", "stopping")),
+    ProcessState.NO_BROKER: ("on-hold", "!", pgettext_lazy("consumer", "no broker")),
+    ProcessState.SILENT: ("on-hold", "!", gettext_lazy("no heartbeat for %(span)s")),
+    ProcessState.VANISHED: ("parked", "✕", pgettext_lazy("consumer", "vanished")),
+    ProcessState.REPLACED: ("discarded", "↻", pgettext_lazy("consumer", "replaced")),
+    ProcessState.TAKEN_OVER: ("discarded", "↻", pgettext_lazy("consumer", "taken over")),
+}
+
+LATE = ("on-hold", "!", pgettext_lazy("consumer", "handler hangs"))
+"""The badge of a process with a handler beyond its deadline, or that blocks the others: green would hide it."""
+ENDED = ("parked", "✕", pgettext_lazy("consumer", "ended"))
+
+
+FOLDED_FROM = 3
+"""So many dead processes for which nobody has anything to do are one fold below the others."""
+FRESH = timedelta(minutes=5)
+"""For so long a process that fell silent stands above: it may hang, and go on."""
+MOST_ROWS, MOST_FOLDED_ROWS = 15, 5
+"""The most processes of a table, and of a fold, unless all are asked for: in a crash loop there may be hundreds."""
+MANY_RUN = 6
+"""So many processes that run are one fold below those that need somebody, and tell of their messages in a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRow:
+    process: Process
+    kind: str
+    sign: str
+    label: str
+    lost: str
+    """The queues whose messages in flight are not delivered again, because of ``ack="auto"``."""
+    loop: ToldLoop | None = None
+    """The crash loop that tells of it."""
+
+    @classmethod
+    def of(cls, process: Process, loops: Sequence[ToldLoop] = ()) -> "ProcessRow":
+        ill = process.state is ProcessState.RUNNING and (process.late or process.blocked)
+        loop = next((one for one in loops if process.loop and process.row in one.dead), None)
+        badge = ENDED if process.ended else LATE if ill else BADGES[process.state]
+        if process.loop and not loop:
+            # It died in another loop than the last one of its service, or before what killed the others came.
+            badge = BADGES[ProcessState.REPLACED]
+        kind, sign, label = badge
+        lost = dict.fromkeys(one.queue for one in process.in_flight if one.auto_ack)
+        return cls(
+            process=process,
+            kind=kind,
+            sign=sign,
+            label=str(label) % {"span": span(process.unheard)},
+            lost=", ".join(lost),
+            loop=loop,
+        )
+
+    @property
+    def replaced(self) -> bool:
+        """True if others do its work, so that its row is grey."""
+        return self.process.settled_by_others or (self.process.loop is not None and self.loop is None)
+
+    @property
+    def gone(self) -> bool:
+        """True if it vanished, or its end is known."""
+        return self.process.vanished or self.process.ended
+
+    @property
+    def over(self) -> bool:
+        """True if others do its work, and all of its messages are known to have been processed once."""
+        return self.replaced and (self.process.settled or not self.process.busy)
+
+    @property
+    def brief(self) -> bool:
+        """True if it had reported nothing, and its end is told with that of others: its reason is all there is."""
+        return not self.process.busy and (self.replaced or self.loop is not None)
+
+    @property
+    def fates(self) -> "Fates":
+        return Fates.of([self])
+
+    @property
+    def later(self) -> str:
+        """What is known of the messages of one that is gone, if all that it had reported were processed."""
+        if not self.gone or not self.process.settled:
+            return ""
+        if self.process.row.told_all:
+            return _("All its messages were processed since.")
+        return _("All that it had reported was processed since.")
+
+    @property
+    def running(self) -> bool:
+        """True if it runs, and nothing is wrong with it."""
+        return self.process.state is ProcessState.RUNNING and self.kind == BADGES[ProcessState.RUNNING][0]
+
+    @property
+    def longest(self) -> int:
+        """Seconds for which its oldest message has been in flight."""
+        return max((one.seconds or 0 for one in self.process.in_flight), default=0)
+
+    @property
+    def empty_handed(self) -> bool:
+        """True if it vanished a while ago, had reported no message in flight, and left no fault.
+
+        One that has just fallen silent may hang, with messages that it took since.
+        """
+        process = self.process
+        silent = process.vanished and process.unheard >= FRESH
+        return silent and not process.in_flight and not process.overtaken and process.row.ended_at is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fates:
+    """What is known of the messages that dead processes had in flight: how many there are of each kind."""
+
+    twice: int
+    """Those that were perhaps done twice."""
+    processed: int
+    """The other ones that were processed since."""
+    parked: int
+    elsewhere: int
+    retried: int
+    unknown: int
+
+    @classmethod
+    def of(cls, rows: Sequence[ProcessRow]) -> "Fates":
+        known = [one for row in rows for one in row.process.in_flight]
+        kinds = Counter(map(_fate, known))
+        kinds["unknown"] += sum(row.process.row.unlisted for row in rows)
+        names = ("twice", "processed", "parked", "elsewhere", "retried", "unknown")
+        return cls(**{name: kinds[name] for name in names})
+
+    @property
+    def words(self) -> list[str]:
+        others = ngettext(
+            "another process has %(count)d message", "other processes have %(count)d messages", self.elsewhere
+        )
+        again = ngettext("%(count)d message perhaps done twice", "%(count)d messages perhaps done twice", self.twice)
+        done = ngettext("%(count)d message processed since", "%(count)d messages processed since", self.processed)
+        unknown = ngettext(
+            "outcome of %(count)d message unknown", "outcome of %(count)d messages unknown", self.unknown
+        )
+        fates = (
+            (self.twice, again),
+            (self.processed, done),
+            (self.parked, ngettext("%(count)d message parked", "%(count)d messages parked", self.parked)),
+            (self.elsewhere, others),
+            (self.retried, ngettext("%(count)d message retried", "%(count)d messages retried", self.retried)),
+            (self.unknown, unknown),
+        )
+        return [_counted(text, count) for count, text in fates if count]
+
+
+def _fate(one: InFlight) -> str:
+    if one.perhaps_twice_by:
+        return "twice"
+    if one.processed_since:
+        return "processed"
+    if one.record is not None and one.record.state in OPEN:
+        return "parked"
+    return "elsewhere" if one.also else "retried" if one.later else "unknown"
+
+
+def _counted(text: str, count: int) -> str:
+    return text.replace(")d", ")s") % {"count": number(count)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessTable:
+    rows: Sequence[ProcessRow]
+    what: str = ""
+    """The kind of a fold, by which an open one stays open; empty if the rows are shown."""
+    fold: str = ""
+    """The line behind which the rows are folded."""
+    loop: Problem | None = None
+    """The crash loop that the rows are."""
+    briefly: bool = False
+    """True if the messages in flight of each process are folded, because there are many processes."""
+
+    @property
+    def first(self) -> Sequence[ProcessRow]:
+        """The rows that are shown unless all are asked for; many dead ones hide none that is alive."""
+        if self.fold:
+            return self.rows[: MOST_ROWS if self.what == "run" else MOST_FOLDED_ROWS]
+        dead = [id(row) for row in self.rows if row.gone]
+        return [row for row in self.rows if id(row) not in dead[MOST_ROWS:]]
+
+    @property
+    def over(self) -> bool:
+        """True if nobody has anything to do for it: a crash loop that is over is told by its head."""
+        return self.what == "over" or (self.loop is not None and self.loop.severity < Severity.ERROR)
+
+    @property
+    def begun_later(self) -> bool:
+        """True if one may have begun messages that it did not report any more."""
+        return any(row.gone and not row.process.row.told_all for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessList:
+    """All processes, with what is wrong with them."""
+
+    rows: Sequence[ProcessRow]
+    loops: Sequence[ToldLoop]
+    problems: Sequence[Problem]
+    """What is wrong beside the crash loops."""
+
+    last: LastSigns | None
+    """What was heard last of them if none is alive."""
+
+    @classmethod
+    def of(cls, known: Sequence[Process], levels: Callable[[], Sequence[Level]] = tuple) -> "ProcessList":
+        """Judge them; if none is alive, ``levels`` tell which queues stand still.
+
+        One query, of what was handled again; one more if there is a crash loop, and a few if a process has a message
+        in a handler that others have handled.
+        """
+        # A moment ago the processes were judged by the same reading of this clock.
+        now, rows = database_clock.now(records_alias()), [one.row for one in known]
+        loops: list[ToldLoop] = []
+        if any(one.loop for one in known):
+            loops = crash_loops(known, now, [one.row for one in known if one.heard], killers_lately(now))
+        dead = dead_processes(rows, now)
+        last = last_signs(rows, now, dead)
+        queues = Queues(levels=levels() if last else ())
+        found = merged(list(in_processes(rows, now, [one for one in known if one.overtaken], dead=dead)), queues, last)
+        found += still_at_it(rows, now)
+        told = (one for one in found if one.code not in (Code.CRASH_LOOP, Code.CRASH_LOOP_OVER))
+        return cls(
+            rows=[ProcessRow.of(one, loops) for one in known],
+            loops=loops,
+            last=last,
+            problems=sorted((one for one in told if one.severity >= Severity.WARNING), key=lambda one: one.harm),
+        )
+
+    @property
+    def summary(self) -> str:
+        """How many processes are heard of, and how many are not."""
+        alive = sum(row.process.heard for row in self.rows)
+        silent = sum(row.process.state is ProcessState.SILENT and not row.process.ended for row in self.rows)
+        gone = len(self.rows) - alive - silent
+        parts = (
+            (alive, ngettext("%(count)d process is alive", "%(count)d processes are alive", alive)),
+            (silent, ngettext("%(count)d without a heartbeat", "%(count)d without a heartbeat", silent)),
+            (gone, ngettext("%(count)d ended or vanished", "%(count)d ended or vanished", gone)),
+        )
+        return " · ".join(_counted(text, count) for count, text in parts if count)
+
+    @property
+    def tables(self) -> list[ProcessTable]:
+        """The rows that are shown, with a fold for each crash loop above them.
+
+        Below them is a fold each of those that run, vanished with nothing, were replaced, and are over. A few are shown
+        like the others, but for those that are over, and all are if no other is left.
+        """
+        loops = [_loop(one, [row for row in self.rows if row.loop is one], n) for n, one in enumerate(self.loops)]
+        left = [row for row in self.rows if row.loop is None]
+        running, over = [row for row in left if row.running], [row for row in left if row.over]
+        replaced = [row for row in left if row.replaced and not row.over]
+        empty_handed = [row for row in left if row.empty_handed and not row.replaced]
+        none_in_flight = _("%(count)d processes vanished; none had reported a message in flight")
+        of_over = ngettext(
+            "%(count)d that ended or vanished is over", "%(count)d that ended or vanished are over", len(over)
+        )
+        folds = [
+            ("run", running, MANY_RUN, _("%(count)d processes run"), _at_work),
+            ("empty", empty_handed, FOLDED_FROM, none_in_flight, _last_heard),
+            ("replaced", replaced, FOLDED_FROM, _("%(count)d ended or vanished, and others do their work"), _became),
+            ("over", over, 1, of_over, _became),
+        ]
+        briefly = len(running) >= MANY_RUN
+        folded = [
+            ProcessTable(
+                rows=some, what=what, fold=" · ".join([_counted(text, len(some)), *says(some)]), briefly=briefly
+            )
+            for what, some, least, text, says in folds
+            if len(some) >= least
+        ]
+        hidden = {id(row) for one in folded for row in one.rows}
+        shown = [row for row in left if id(row) not in hidden]
+        if not shown and running:
+            shown, folded = running, [one for one in folded if one.rows is not running]
+        if not shown and not loops and not over:
+            return [ProcessTable(rows=left)]
+        return [*loops, *([ProcessTable(rows=shown, briefly=briefly)] if shown else []), *folded]
+
+
+def _loop(loop: ToldLoop, rows: Sequence[ProcessRow], place: int) -> ProcessTable:
+    problem = loop.problem
+    return ProcessTable(rows=rows, what=f"loop {place}", fold=f"{problem.text} {problem.why}", loop=problem)
+
+
+def _at_work(rows: Sequence[ProcessRow]) -> list[str]:
+    """Return how much these processes do, and for how long."""
+    known = [row.process for row in rows]
+    busy, threads = sum(one.busy for one in known), sum(one.row.threads for one in known)
+    waiting = sum(one.row.waiting for one in known)
+    longest = max(row.longest for row in rows)
+    oldest = max(process.row.beat_at - process.row.started_at for process in known)
+    text = ngettext("%(count)d message waits for a thread", "%(count)d messages wait for a thread", waiting)
+    return [
+        _("%(busy)s of %(threads)s threads busy") % {"busy": number(busy), "threads": number(threads)},
+        *([_("the longest for %(span)s") % {"span": duration(longest)}] if busy else []),
+        *([_counted(text, waiting)] if waiting else []),
+        _("the oldest has run for %(span)s") % {"span": span(oldest)},
+    ]
+
+
+def _last_heard(rows: Sequence[ProcessRow]) -> list[str]:
+    """Return which processes these are, and when the last of them was heard."""
+    named = {
+        "names": listed(str(row.process.row) for row in rows),
+        "span": span(min(row.process.unheard for row in rows)),
+    }
+    return [_("%(names)s, last heartbeat %(span)s ago") % named]
+
+
+def _became(rows: Sequence[ProcessRow]) -> list[str]:
+    """Return the same, and what is known of the messages that they had in flight."""
+    return [*_last_heard(rows), *Fates.of(rows).words]
