@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -231,7 +230,7 @@ class OverdueRetries:
 _KILLER = ("business_key", "message_id", "queue", "published_at", "parked_at", "group_id")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     alias: str
     at: datetime
@@ -257,6 +256,8 @@ class Survey:
     left_behind: tuple[LeftBehind, ...] = ()
     """What lately stopped runs have not sent of what is parked, the newest run first."""
     processes: tuple[ConsumerProcess, ...] = ()
+    dead: Sequence[Dead] = ()
+    """Those of them that vanished, each with what follows from it."""
     by_dead_workers: tuple[ParkedMessage, ...] = ()
     """The parked messages that may have been handled because their workers died: up to one more than
     MOST_SURVEYED_MESSAGES, the last one first."""
@@ -287,11 +288,6 @@ class Survey:
     overdue: tuple[OverdueRetries, ...] = ()
     declared: tuple[Declared, ...] = ()
     """Queues and exchanges that this project has declared, on all brokers."""
-
-    @cached_property
-    def dead(self) -> Sequence[Dead]:
-        """The processes that vanished, each with what follows from it."""
-        return dead_processes(self.processes, self.at)
 
     @property
     def sending(self) -> list[RequeueRun]:
@@ -365,6 +361,7 @@ def survey(*, page: bool = False) -> Survey:
         },
         left_behind=tuple(left_behind_lately()),
         processes=processes,
+        dead=dead,
         by_dead_workers=killers,
         killers=killers or (_dealt_with(now) if any(one.vanished(now) for one in processes) else ()),
         overtaken=tuple(frozen),

@@ -240,7 +240,8 @@ def test_a_queue_that_is_read_by_newer_facts_than_the_brokers_is_not_missed(
 
 def surveyed(**facts: Any) -> Survey:
     nothing = {"parked": ParkedCounts(), "outbox": PendingRows(), "blocked": BlockedCounts()}
-    return Survey(alias="default", at=NOW, seconds=0.001, **{**nothing, **facts})
+    dead = dead_processes(facts.get("processes", ()), NOW)
+    return Survey(alias="default", at=NOW, seconds=0.001, dead=dead, **{**nothing, **facts})
 
 
 def stopped(**fields: Any) -> dict[str, Any]:
