@@ -66,9 +66,8 @@ class ProcessRow:
     """The crash loop that tells of it."""
 
     @classmethod
-    def of(cls, process: Process, loops: Sequence[ToldLoop] = ()) -> "ProcessRow":
+    def of(cls, process: Process, loop: ToldLoop | None) -> "ProcessRow":
         ill = process.state is ProcessState.RUNNING and (process.late or process.blocked)
-        loop = next((one for one in loops if process.loop and process.row in one.dead), None)
         badge = ENDED if process.ended else LATE if ill else BADGES[process.state]
         if process.loop and not loop:
             # It died in another loop than the last one of its service, or before what killed the others came.
@@ -254,9 +253,10 @@ class ProcessList:
         queues = Queues(levels=levels() if last else ())
         found = merged(list(in_processes(rows, now, [one for one in known if one.overtaken], dead=dead)), queues, last)
         found += still_at_it(rows, now)
+        looping = {row.pk: loop for loop in loops for row in loop.dead}
         told = (one for one in found if one.code not in (Code.CRASH_LOOP, Code.CRASH_LOOP_OVER))
         return cls(
-            rows=[ProcessRow.of(one, loops) for one in known],
+            rows=[ProcessRow.of(one, looping.get(one.row.pk)) for one in known],
             loops=loops,
             last=last,
             problems=sorted((one for one in told if one.severity >= Severity.WARNING), key=lambda one: one.harm),
