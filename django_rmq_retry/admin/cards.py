@@ -70,7 +70,7 @@ class Card:
         newest = self.trend.newest
         since = self.trend.newest_since
         last = self.group.last_new or self.group.last_seen
-        if since is None or not grows(newest, last, database_clock.reckoned(records_alias())):
+        if since is None or not grows(newest, last, database_clock.reckoned(records_alias()), taken=self._taken):
             return ""
         text = _("growing (+%(count)d since %(time)s)")
         return counted(text, count=newest, time=minute(since))
@@ -81,9 +81,19 @@ class Card:
         trend, group = self.trend, self.group
         if self.growing or not has_grown(trend.newest):
             return ""
-        now = database_clock.reckoned(records_alias())
-        since, seen = trend.newest_since, group.last_seen
-        return growth(trend.newest, since, last_new=group.last_new, last_seen=seen, now=now, parked=group.parked)
+        return growth(
+            trend.newest,
+            trend.newest_since,
+            last_new=group.last_new,
+            last_seen=group.last_seen,
+            now=database_clock.reckoned(records_alias()),
+            parked=group.parked,
+            taken=self._taken,
+        )
+
+    @property
+    def _taken(self) -> datetime | None:
+        return self.run.created_at if self.run else None
 
     @property
     def failed_again(self) -> bool:

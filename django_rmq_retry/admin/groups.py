@@ -166,7 +166,8 @@ class ErrorGroupAdmin(Pages):
         queues = len({origin.queue for origin, _count in origins})
         cells = labels.cells_in_group(types=len(types), queues=queues, marked=any(map(labels.marks, seen)))
         moving = under_way(parked)
-        buttons, menu = self._page_buttons(request, group, moving[-1][0] if moving else None)
+        run = moving[-1][0] if moving else None
+        buttons, menu = self._page_buttons(request, group, run)
         # An act on messages of several groups names none of them.
         acts = newest_acts([one.pk for one in seen], CHANGED.keys())
         numbers = {act.number for some in acts.values() for act in some}
@@ -178,7 +179,7 @@ class ErrorGroupAdmin(Pages):
             group=group,
             ready=_ready(group),
             failed_again=still_failing(group),
-            card=Card(group=group, trend=trends_of([group.pk])[group.pk], plain=plain_words(group)),
+            card=Card(group=group, trend=trends_of([group.pk])[group.pk], plain=plain_words(group), run=run),
             moved=next(((message, there) for message in seen if (there := labels.failed_in(message))), None),
             perhaps_handled=FINDING_TEXTS["worker_stopped"] % {"count": group.perhaps} if group.perhaps else "",
             buttons=buttons,

@@ -633,15 +633,15 @@ def _caused(survey: Survey) -> str:
         return ""
     # None is new that was parked before a run took what there was.
     taken = max((run.created_at for run in survey.runs if not run.retries_of), default=None)
-    new = taken is None or cause.last_new is None or cause.last_new > taken
     grown = growth(
-        cause.newest if new else 0,
+        cause.newest,
         cause.newest_since,
         again=cause.again,
         last_new=cause.last_new,
         last_seen=cause.last_seen,
         now=survey.at,
         parked=cause.count,
+        taken=taken,
     )
     larger, most = cause.larger or ("", 0)
     rest = survey.parked.count - cause.count - most
@@ -788,14 +788,15 @@ def growth(
     last_seen: datetime,
     now: datetime,
     parked: int | None = None,
+    taken: datetime | None = None,
 ) -> str:
     """Say if more messages fail, as far as it is known: that none fails now may also mean that none is attempted.
 
     ``newest`` is the number of new messages of the last burst, which began ``since`` then, and ``again`` that of the
     last minutes' requeued ones. If fewer are ``parked``, some of the burst were decided on: its number, which is larger
-    than the one of the messages that wait, would be no news.
+    than the one of the messages that wait, would be no news. ``taken`` is when an active run took what there was.
     """
-    if grows(newest, last_new or last_seen, now):
+    if grows(newest, last_new or last_seen, now, taken=taken):
         return _("growing")
     passed = {"span": span(max(now - last_seen, timedelta()))}
     if now - last_seen < STILL_GROWS:
@@ -1245,10 +1246,17 @@ def in_retries(levels: Sequence[Level], survey: Survey) -> Iterator[Problem]:
         yield Problem(code=Code.RETRIES_OVERDUE, subject=one.queue, count=one.count, since=one.oldest, values=values)
 
 
-def in_groups(groups: Mapping[int, ErrorGroup], lately: Lately, now: datetime) -> Iterator[Problem]:
-    """Yield the error groups that grow, by their new messages of the last minutes."""
+def in_groups(
+    groups: Mapping[int, ErrorGroup],
+    lately: Lately,
+    now: datetime,
+    runs: Mapping[int, RequeueRun] = MappingProxyType({}),
+) -> Iterator[Problem]:
+    """Yield the error groups that grow, by their new messages of the last minutes; some have active runs."""
     last = {number: group.last_new or group.last_seen for number, group in groups.items()}
-    growing = sorted(((n, group) for group, n in lately.newest.items() if grows(n, last[group], now)), reverse=True)
+    taken = {group: run.created_at for group, run in runs.items()}
+    counted = lately.newest.items()
+    growing = sorted(((n, one) for one, n in counted if grows(n, last[one], now, taken=taken.get(one))), reverse=True)
     for count, group in growing[:MOST_IN_A_TEXT]:
         values = {"group": groups[group], "time": minute(lately.began[group])}
         yield Problem(code=Code.GROWS, subject=str(group), count=count, values=values)

@@ -29,6 +29,7 @@ from django_rmq_retry.management.findings import Finding, Grade
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from django_rmq_retry.parked.groups import parked_lately
+from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.operators import LABEL
 
 MOST_GROUPS_EXAMINED = 100
@@ -178,7 +179,7 @@ def growing(now: datetime) -> Iterator[Problem]:
     """Yield the error groups that grow."""
     recent = ErrorGroup.objects.filter(parked__gt=0, muted=False, last_seen__gte=now - RECENT).order_by("-last_seen")
     groups = {group.pk: group for group in recent[:MOST_GROUPS_EXAMINED]}
-    yield from in_groups(groups, parked_lately(groups, buckets=1), now)
+    yield from in_groups(groups, parked_lately(groups, buckets=1), now, groups_of_runs(groups))
 
 
 def _agreeing(survey: Survey) -> str:

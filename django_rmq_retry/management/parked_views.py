@@ -47,7 +47,16 @@ from django_rmq_retry.messages.deaths import MOST_DEATHS_SHOWN, Death, deaths, w
 from django_rmq_retry.messages.masking import body_text, indented, is_json, masked, without
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, Attempt, ErrorGroup, OperatorAction, ParkedMessage, ParkedOrigin, State
+from django_rmq_retry.models import (
+    Action,
+    Attempt,
+    ErrorGroup,
+    OperatorAction,
+    ParkedMessage,
+    ParkedOrigin,
+    RequeueRun,
+    State,
+)
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked import missed_discards
 from django_rmq_retry.parked.audit import actions_named, acts_on, log_action
@@ -395,9 +404,14 @@ def show_groups(command: RmqCommand, options: Options) -> Exit:
     lately = parked_lately([row.pk for row in groups], buckets=1)
     recent = {group: counts[-1] for group, counts in lately.counts.items()}
     now = database_clock.now(records_alias())
-    growing = {row.pk: grows(lately.newest[row.pk], row.last_new or row.last_seen, now) for row in groups}
+    runs = groups_of_runs([row.pk for row in groups])
+    taken = {group: run.created_at for group, run in runs.items()}
+    growing = {
+        row.pk: grows(lately.newest[row.pk], row.last_new or row.last_seen, now, taken=taken.get(row.pk))
+        for row in groups
+    }
     perhaps = sum(row.perhaps for row in groups)
-    step = _next_step({row.pk: row.parked for row in groups if row.parked})
+    step = _next_step({row.pk: row.parked for row in groups if row.parked}, runs)
     if options["json"]:
         items = [
             {
@@ -447,13 +461,12 @@ def _queues_of(groups: Sequence[int]) -> Mapping[int, Sequence[str]]:
     return found
 
 
-def _next_step(parked: Mapping[int, int]) -> str | None:
-    """Return the command that continues with one of these groups, which have so many messages.
+def _next_step(parked: Mapping[int, int], runs: Mapping[int, RequeueRun]) -> str | None:
+    """Return the command that continues with one of these groups, which have so many messages, and some active runs.
 
     It follows the group's requeue run, previews a requeue, or looks.
     """
     groups = list(parked)
-    runs = groups_of_runs(groups)
     for group in groups:
         if group in runs:
             return f"rmq_parked requeue-run {runs[group].pk}"

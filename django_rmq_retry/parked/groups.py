@@ -228,12 +228,13 @@ def origins_of(groups: Collection[int]) -> dict[int, list[Origin]]:
     return origins
 
 
-def grows(newest: int, last_new: datetime, now: datetime) -> bool:
+def grows(newest: int, last_new: datetime, now: datetime, *, taken: datetime | None = None) -> bool:
     """Return True if a group grows; ``newest`` is the number of new messages of its last burst.
 
-    A message that was requeued and fails again is no new one, so it does not make a group grow.
+    A message that was requeued and fails again is no new one, so it does not make a group grow, nor does one that came
+    before an active run had ``taken`` what there was.
     """
-    return has_grown(newest) and now - last_new < STILL_GROWS
+    return has_grown(newest) and now - last_new < STILL_GROWS and (taken is None or last_new > taken)
 
 
 def has_grown(newest: int) -> bool:

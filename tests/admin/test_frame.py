@@ -63,7 +63,10 @@ def test_the_list_of_groups_takes_no_query_for_each_group(page: Client) -> None:
 def test_the_page_of_a_group_begins_with_its_run_its_age_and_its_growth(page: Client) -> None:
     cause, now = made.group(), timezone.now()
     chosen = [made.message(cause, parked_at=now - timedelta(seconds=20)).pk for _ in range(3)]
-    requeue_run(chosen[:2])
+    run = requeue_run(chosen[:2])
+    # None came since it was started, so none is growth.
+    calm = page.get(f"{GROUPS}{cause.pk}/change/")
+    type(run).objects.update(created_at=now - timedelta(seconds=30))
     answer = page.get(f"{GROUPS}{cause.pk}/change/")
     text, since = Page(answer).text, minute(answer.context["card"].trend.newest_since)
     head = [
@@ -71,6 +74,7 @@ def test_the_page_of_a_group_begins_with_its_run_its_age_and_its_growth(page: Cl
         for words in ("is to send 2 of these", "3 parked", f"▲ growing (+3 since {since}) · first 52 min ago")
     ]
 
+    assert "growing" not in Page(calm).text
     assert head == sorted(head)
     assert head[-1] < text.index("Requeue one, then")
 

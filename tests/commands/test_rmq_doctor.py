@@ -19,12 +19,12 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, Exchange, NackRequeue, Native, Queue, RetryThenPark, handler
 from django_rmq_retry.health.processes import MOST_LOOKED_UP, MOST_SURVEYED_PROCESSES
-from django_rmq_retry.models import ConsumerProcess, OutboxMessage, QueueControl, RequeueRun, RunState
+from django_rmq_retry.models import ConsumerProcess, OutboxMessage, ParkedMessage, QueueControl, RequeueRun, RunState
 from django_rmq_retry.testing import isolated_handlers
 from tests.amqp.line_between import between
 from tests.commands.keeping import steady
 from tests.commands.running import Exit, Ran, Terminal, run
-from tests.operators.made import group, record
+from tests.operators.made import group, record, requeue_run
 from tests.tooling.node import Node
 from tests.tooling.pages import blocks, page
 from tests.tooling.vhosts import Vhost
@@ -679,3 +679,5 @@ class TestParked:
         assert fix.startswith(f"manage.py rmq_parked list --group {grown.pk};")
         for out in (None, Terminal()):
             assert "\x1b[2J" not in run("rmq_doctor", out=out).out
+        requeue_run(list(ParkedMessage.objects.values_list("pk", flat=True)))
+        assert " grows: " not in run("rmq_doctor").out

@@ -132,6 +132,8 @@ class TestLooking:
         assert told.data["next"] == f"rmq_parked requeue --group {growing.pk} --dry-run"
         assert terminal.err == f"→ next: manage.py {told.data['next']}\n"
         assert parked("groups").err == ""
+        requeue_run(list(ParkedMessage.objects.filter(group=growing).values_list("pk", flat=True)))
+        assert {one["growing"] for one in parked("groups", "--json").data["items"]} == {False}
 
     def test_messages_on_hold_are_counted_apart_from_the_parked_ones_of_a_group_as_in_the_admin(self) -> None:
         """Of 8 parked messages and 2 on hold the command counted 10, and the admin 8."""

@@ -428,6 +428,7 @@ def test_parked_messages_that_a_run_sends_need_nobody_and_no_second_run() -> Non
     assert found.text == "140 messages parked: GatewayTimeout. Requeue run 8 by ann is sending them: 60 of 200 sent."
     assert found.fix == "manage.py rmq_parked requeue-run 8"
     assert found.rule.under_way
+    assert (found.rule.known_as, found.rule.alerts_once) == ("PARKED", True), "for alerts it goes on"
 
 
 @pytest.mark.parametrize(
