@@ -1117,8 +1117,7 @@ def _ended(gone: Sequence[ConsumerProcess], every: int, now: datetime) -> Proble
     """Say which processes ended, of how many, and why: a reason that several have only once."""
     by_fault: dict[str, list[str]] = {}
     for row in gone:
-        since = _ago(row, now)
-        since = _("last heard of %(ago)s") % {"ago": since} if row.end_noticed else since
+        since = _("last heard of %(ago)s") % {"ago": _ago(row, now)} if row.end_noticed else _ago(row, now)
         by_fault.setdefault(_fault(row), []).append(f"{row}, {since}")
     return Problem(
         code=Code.ENDED,
@@ -1140,7 +1139,9 @@ def _in_flight_of(gone: Sequence[ConsumerProcess]) -> str:
 
 
 def _ago(row: ConsumerProcess, now: datetime) -> str:
-    return _("%(span)s ago") % {"span": span(now - row.beat_at)}
+    """Return for how long a process has been dead, or not been heard of."""
+    at = row.beat_at if row.end_noticed or row.ended_at is None else row.ended_at
+    return _("%(span)s ago") % {"span": span(now - at)}
 
 
 def _fault(row: ConsumerProcess) -> str:

@@ -369,6 +369,7 @@ def test_a_killed_process_that_others_stand_in_for_is_red_for_ten_minutes_and_sa
     assert "z:4711 ↻ taken over" in grey
     assert [one["state"] for one in told] == ["running", "taken over"]
     # Nobody reads its queues any more: it is missed again.
+    made.consumer(host="b", queues=["other"])
     alone = shown(page)
     assert "z:4711 ✕ vanished" in alone
     day = timezone.localtime(gone.beat_at + timedelta(days=1, seconds=-101))

@@ -1,12 +1,15 @@
 """``rmq_status --consumers``: exit codes, refusals, and a database that is away or has no tables."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from django.test import override_settings
 from django.utils import timezone
 
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.models import State
+from django_rmq_retry.topology import Role
 from tests.admin.made import consumer, in_flight, message
 from tests.commands.running import Exit, run
 
@@ -143,3 +146,19 @@ def test_a_watch_repeats_the_tables_until_ctrl_c(monkeypatch: pytest.MonkeyPatch
     told = run("rmq_status", "--consumers", "--watch", "2.5")
 
     assert (told.code, pauses, told.out.count("worker-3:4711\trunning")) == (Exit.DONE, [2.5, 2.5], 2)
+
+
+def test_a_command_without_a_living_consumer_says_what_stands_still_as_the_page_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ "2 of 2 consumers have ended" stood there, and on the page that none is alive and 45 messages wait."""
+    level = Level(queue="payments.main", role=Role.WORK, ready=45, consumers=0)
+    health = SimpleNamespace(gauged=SimpleNamespace(levels=(level,)), judged=(), problems=(), survey=None)
+    monkeypatch.setattr("django_rmq_retry.management.commands.rmq_status.look", lambda *_args, **_options: health)
+    ended = timezone.now() - timedelta(seconds=20)
+    consumer(seconds=25, ended_at=ended, fault="exit 3", stopping=True)
+    told = run("rmq_status", "--consumers")
+
+    assert told.lines[0][0].startswith("✕ No consumer is alive. 45 messages wait. Last heartbeat 2")
+    assert told.lines[1] == ["manage.py rmq_consume"]
+    assert told.rows[1][1] == "✕ ended: exit 3"

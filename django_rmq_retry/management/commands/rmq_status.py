@@ -129,7 +129,7 @@ class Command(RmqCommand):
         if options["json"]:
             self.document("consumers/1", items=[consumer_status.as_data(one) for one in found])
         else:
-            self._show_consumers(found, options["limit"], every=options["all"])
+            self._show_consumers(found, options)
         return Exit.DONE if found else Exit.NOTHING
 
     def _probe(self, seen: BrokerStatus, failed: Sequence[Problem]) -> None:
@@ -170,7 +170,7 @@ class Command(RmqCommand):
         if problem:
             self.line(problem, "ERROR")
         elif seen is None:
-            self._show_consumers(found, options["limit"], every=options["all"])
+            self._show_consumers(found, options)
         else:
             self._show(seen, every=options["all"])
         self.stdout.write("" if terminal else "\n", ending="")
@@ -180,10 +180,10 @@ class Command(RmqCommand):
         """Return the processes; one more than the limit, if there are, to know that some are left out."""
         return processes(most=max(MOST_LISTED_PROCESSES, options["limit"] + 1))
 
-    def _show_consumers(self, known: Sequence[Process], limit: int, *, every: bool) -> None:
-        """Show what is wrong, then the processes and messages with problems first, at most ``limit`` of each."""
-        terminal = self.stdout.isatty()
-        found = self._found_rows(known, every=every) if known else []
+    def _show_consumers(self, known: Sequence[Process], options: Options) -> None:
+        """Show what is wrong, then the processes and messages with problems first, at most ``--limit`` of each."""
+        terminal, limit = self.stdout.isatty(), options["limit"]
+        found = self._found_rows(known, options) if known else []
         if found:
             self.table(*consumer_status.process_rows(found[:limit], terminal=terminal))
         rows, styles = consumer_status.in_flight_rows(found, terminal=terminal)
@@ -205,16 +205,17 @@ class Command(RmqCommand):
         elif not known:
             self.say("No consumer has written a heartbeat to the database. Start one: manage.py rmq_consume")
 
-    def _found_rows(self, known: Sequence[Process], *, every: bool) -> Sequence[ProcessRow]:
+    def _found_rows(self, known: Sequence[Process], options: Options) -> Sequence[ProcessRow]:
         """Say what is wrong, and how many there are; return those that are shown, and those that are over if wanted."""
-        listed = ProcessList.of(known)
+        # Only if none is alive the broker has to say which queues stand still.
+        listed = ProcessList.of(known, lambda: self._look(options).health.gauged.levels)
         for problem in (*listed.problems, *(loop.problem for loop in listed.loops)):
             sign = "✕" if problem.severity is Severity.ERROR else "!"
             self.line(f"{sign} {problem.text} {problem.why}", problem.severity.name)
-        self.line(listed.summary)
+        self.line("manage.py rmq_consume" if listed.last else listed.summary)
         # What is said of a crash loop is its head: its dead stand below those that live.
         tables = sorted(listed.tables, key=lambda table: (table.over, table.loop is not None))
-        return [row for table in tables if every or not table.over for row in table.rows]
+        return [row for table in tables if options["all"] or not table.over for row in table.rows]
 
     def _show(self, seen: BrokerStatus, *, every: bool) -> None:
         """Show what needs somebody first, then the state of all."""
