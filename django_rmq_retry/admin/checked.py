@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
 from django_rmq_retry.admin.run_lists import why_hidden
-from django_rmq_retry.health.doubts import OF_RUNS, Doubted, check, doubted, doubts_of, part_of
+from django_rmq_retry.health.doubts import LOOPS, OF_PROCESSES, OF_RUNS, Doubted, check, doubted, doubts_of, part_of
 from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.parked.checked import mark
 from django_rmq_retry.parked.operators import Actor, Outdated, Refused, has_own_rules
@@ -51,6 +51,8 @@ def checked_page(pages: Pages, request: HttpRequest) -> HttpResponse:
         status=422 if wrong else 200,
         found=found,
         ended=found.code is Code.VANISHED_IN_HAND,
+        loop=found.code in LOOPS,
+        processes=found.code in OF_PROCESSES,
         each=[
             (one, one.mark in ticked, _address(pages, one) if finds else "", _in_doubt(one))
             for one in each[:MOST_LISTED]
@@ -107,7 +109,7 @@ def _in_doubt(one: Doubted) -> str:
 
 def _list_of(pages: Pages, found: Problem) -> str:
     """Return the page that says of each what is known."""
-    if found.code is Code.VANISHED_IN_HAND:
+    if found.code in OF_PROCESSES:
         return pages.address("consumerprocess_changelist")
     if found.code in OF_RUNS:
         word = "handled_twice" if found.code is Code.HANDLED_TWICE else "perhaps_twice"

@@ -28,7 +28,7 @@ from django_rmq_retry.attempts.history import failed_since
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.condition import waiting_messages
-from django_rmq_retry.health.doubts import OF_RUNS, checked_lately
+from django_rmq_retry.health.doubts import LOOPS, OF_RUNS, checked_lately
 from django_rmq_retry.health.facts import MOST_RECENT, Survey, Unmigrated, survey
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import blind
@@ -208,7 +208,7 @@ class Need:
 
 def _ended_by_hand(problem: Problem) -> ButtonTarget:
     target = HAS_ENDED if problem.code is Code.VANISHED_IN_HAND else CHECKED
-    run = {"run": problem.subject} if problem.code in OF_RUNS else {}
+    run = {"run": problem.subject} if problem.code in (*OF_RUNS, *LOOPS) else {}
     return replace(target, query=f"?{urlencode({'code': problem.code.name, **run})}")
 
 

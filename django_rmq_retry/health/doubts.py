@@ -37,7 +37,10 @@ from django_rmq_retry.wording import MOST_IN_A_TEXT
 
 OF_RUNS = (Code.HANDLED_TWICE, Code.RUN_PERHAPS_TWICE)
 """The doubts of which each requeue run has a finding of its own."""
-CHECKABLE = (Code.VANISHED_IN_HAND, Code.DONE_TWICE, Code.PERHAPS_TWICE, Code.HANDLED_ANYWAY, *OF_RUNS)
+LOOPS = (Code.CRASH_LOOP, Code.CRASH_LOOP_OVER)
+"""Those of which the queues of each crash loop have one."""
+OF_PROCESSES = (Code.VANISHED_IN_HAND, *LOOPS)
+CHECKABLE = (Code.VANISHED_IN_HAND, Code.DONE_TWICE, Code.PERHAPS_TWICE, Code.HANDLED_ANYWAY, *OF_RUNS, *LOOPS)
 """The findings that an operator ends by saying that they were checked."""
 FINDING, NAMES = "finding", "names"
 """The facts of such an action: its code, and the names of the messages."""
@@ -84,9 +87,9 @@ class Doubted:
 
 
 def doubts_of(code: str) -> dict[str, Problem]:
-    """Return the findings with this code that can be checked, each by its run, if it is about one."""
+    """Return the findings with this code that can be checked, each by its run, or by the queues of its crash loop."""
     found = (one for one in in_survey(survey(page=True), Limits()) if one.doubts and one.code.name == code)
-    return {one.subject if one.code in OF_RUNS else "": one for one in found}
+    return {one.subject if one.code in (*OF_RUNS, *LOOPS) else "": one for one in found}
 
 
 def doubted(found: Problem) -> list[Doubted]:
@@ -129,6 +132,9 @@ def _each(digest: str, what: object, code: Code) -> Iterator[Doubted]:
             handled=len(what.times),
             begun=(*what.begun_by, *what.still),
         )
+    elif isinstance(what, tuple):
+        for row in what:
+            yield Doubted(mark=digest, name=str(row), code=code, at=row.beat_at)
     elif isinstance(what, ConsumerProcess):
         yield Doubted(mark=digest, name=str(what), code=code, at=what.beat_at)
     elif isinstance(what, RequeueRun):
@@ -165,12 +171,12 @@ def check(found: Problem, actor: Actor, *, reason: str) -> None:
         raise Refused(_("Enter a reason: it is kept in the audit log."))
     take_turns()
     if found.code is Code.VANISHED_IN_HAND:
-        kind, left = PROCESSES, note_ended(found.doubts, actor.name)
+        left = note_ended(found.doubts, actor.name)
     else:
-        kind, left = NAMES, len(found.doubts.keys() - checked(using=router.db_for_write(OperatorAction)).keys())
+        left = len(found.doubts.keys() - checked(using=router.db_for_write(OperatorAction)).keys())
     if not left:
         raise Outdated(_("Nothing was changed: this finding has ended, or somebody has checked it."))
-    each = doubted(found)
+    each, kind = doubted(found), PROCESSES if found.code in OF_PROCESSES else NAMES
     unrecorded = [one for one in each if one.record is None]
     names = [one.name for one in each if one.name]
     act = log_action(

@@ -227,7 +227,7 @@ class OverdueRetries:
     """The time at which the first of them was due."""
 
 
-_KILLER = ("business_key", "message_id", "queue", "published_at", "parked_at", "group_id")
+_KILLER = ("business_key", "message_id", "queue", "published_at", "parked_at", "group_id", "state")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +338,7 @@ def survey(*, page: bool = False) -> Survey:
     in_doubt = [run for run in known if lost_a_consumer(run, processes, now)]
     leave_out_unfounded(in_doubt)
     twice = tuple(run for run in known if run.handled_twice or (run.perhaps_twice and run in in_doubt))
-    said = any(one.ended_by for one in processes)
+    said = any(one.ended_by for one in processes) or any(one.loop for one in dead)
     killers = by_dead_workers() if origins.by_dead_workers else ()
     marks = checked() if again or anyway or twice or said else {}
     frozen, given_again = left_by_the_lost(processes, now, dead)

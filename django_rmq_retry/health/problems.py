@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -76,6 +77,7 @@ from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, GatedAct, ParkedMessage, QueueControl, RequeueRun
 from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.controls import SILENT_AFTER
+from django_rmq_retry.models.parked import State
 from django_rmq_retry.models.runs import PACED, RunState, RunWait
 from django_rmq_retry.parked.checked import mark_of_run
 from django_rmq_retry.parked.groups import BURST_TOLD, STILL_GROWS, Lately, grows, has_grown
@@ -91,6 +93,12 @@ USUAL_WAITS = ("", RunWait.LISTING, *PACED, RunWait.CANARY_WAITS, RunWait.OUTCOM
 """The reasons for which a requeue run waits without a problem."""
 DIED_TOGETHER = timedelta(hours=1)
 """If no consumer is alive, those are named that died within this time before the last one, not those of last week."""
+ENDED_AS: Mapping[State, Any] = {
+    State.DISCARDED: gettext_lazy("discarded"),
+    State.PROCESSED: gettext_lazy("processed"),
+    State.REQUEUEING: gettext_lazy("requeued"),
+    State.REQUEUED: gettext_lazy("requeued"),
+}
 NO_API = gettext_lazy('Unacked messages and rates are shown only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].')
 
 
@@ -337,7 +345,9 @@ def in_survey(survey: Survey, limits: Limits, levels: Sequence[Level] = ()) -> I
     yield from in_halts(survey.halted, now, limits, levels)
     yield from in_blocked(survey.blocked)
     yield from _in_approvals(survey.approvals, now)
-    yield from in_processes(survey.processes, now, survey.overtaken, survey.killers, survey.dead)
+    yield from in_processes(
+        survey.processes, now, survey.overtaken, survey.killers, dead=survey.dead, checked=survey.checked
+    )
     yield from of_runs
     if survey.anyway.count:
         anyway = survey.anyway
@@ -907,12 +917,15 @@ def in_processes(
     now: datetime,
     overtaken: Sequence[Process] = (),
     suspects: Sequence[ParkedMessage] = (),
+    *,
     dead: Iterable[Dead] | None = None,
+    checked: Collection[str] = (),
 ) -> Iterator[Problem]:
     """Yield what heartbeats show: vanished and disconnected processes, and different versions.
 
     Those ``overtaken`` may be frozen with messages that others got since. The ``suspects`` are parked because their
-    workers died. The ``dead`` are those of the rows, if they are known already.
+    workers died. The ``dead`` are those of the rows, if they are known already. A crash loop that was ``checked`` is
+    told again with its next death.
     """
     known = sorted(rows, key=lambda row: (row.host, row.pid))
     # The one that has just fallen silent may hang: it is not named behind those that died an hour ago.
@@ -922,7 +935,7 @@ def in_processes(
     gone = [row for row in gone if id(row) not in told]
     living = [row for row in known if row.living(now)]
     heard = [row for row in living if not row.silent(now)]
-    yield from (one.problem for one in crash_loops(dead, now, heard, suspects))
+    yield from (one.problem for one in crash_loops(dead, now, heard, suspects, checked))
     if overtaken:
         yield _overtaken(overtaken, now)
     ended, vanished = ([row for row in gone if bool(row.ended_at) is it] for it in (True, False))
@@ -967,10 +980,12 @@ def crash_loops(
     now: datetime,
     heard: Iterable[ConsumerProcess],
     suspects: Sequence[ParkedMessage],
+    checked: Collection[str] = (),
 ) -> list[ToldLoop]:
     """Return the crash loops. Those in which processes of the same queues died at the same time are one.
 
-    Of those of one service that are over only the latest is told, and none beside one that goes on.
+    Of those of one service that are over only the latest is told, and none beside one that goes on; none that was
+    ``checked`` since its last death.
     """
     loops = {id(one.loop): one.loop for one in dead if one.loop is not None}
     together: list[list[CrashLoop]] = []
@@ -981,7 +996,8 @@ def crash_loops(
     living = list(heard)
     told = [_crash_loop(some, now, living, suspects) for some in together]
     latest_last = sorted(told, key=lambda one: (one.problem.severity, str(one.problem.since)))
-    return list({one.problem.subject: one for one in latest_last}.values())
+    latest = {one.problem.subject: one for one in latest_last}.values()
+    return [one for one in latest if not one.problem.doubts.keys() <= set(checked)]
 
 
 def _at_once(one: CrashLoop, other: CrashLoop) -> bool:
@@ -1004,9 +1020,9 @@ def _crash_loop(
     killers = [one for one in suspects if first <= one.parked_at <= until and one.queue in read]
     rows = _killed_by(killers, rows)
     first = rows[0].beat_at
-    said = [_("Parked meanwhile because their worker died: %(names)s.") % {"names": listed(map(str, killers))}]
+    said = [_("Parked meanwhile because their worker died: %(names)s.") % {"names": listed(map(_with_state, killers))}]
     said = said if killers else []
-    said += _in_hand(rows, known=bool(killers))
+    said += _in_hand(rows, set(map(str, killers)))
     held = {work_queue(str(entry["queue"])) for row in rows for entry in row.in_flight if entry.get("queue")}
     if not killers and held and held < set(read):
         said.append(_("These are of %(queues)s.") % {"queues": listed(sorted(held))})
@@ -1020,6 +1036,9 @@ def _crash_loop(
         said.append(lived % {"process": witness, "span": span(witness.ran(now))})
     elif unread:
         said.append(_("Nobody reads %(queues)s now.") % {"queues": listed(unread)})
+    elif witness is not None and not over:
+        lives = _("%(process)s has run for %(span)s.")
+        said.append(lives % {"process": witness, "span": span(witness.ran(now))})
     problem = Problem(
         code=Code.CRASH_LOOP_OVER if over else Code.CRASH_LOOP,
         subject=listed(queues),
@@ -1036,8 +1055,16 @@ def _crash_loop(
             "read": read,
             "source": sorted({one.queue for one in killers} or held),
         },
+        # With the next death it is another doubt.
+        doubts={mark_of(rows[-1]): tuple(reversed(rows))},
     )
     return ToldLoop(problem=problem, dead=rows)
+
+
+def _with_state(killer: ParkedMessage) -> str:
+    """Return what killed workers, with what became of it if it is not parked any more."""
+    word = ENDED_AS.get(State(killer.state))
+    return f"{killer} ({word})" if word else str(killer)
 
 
 def _killed_by(killers: Sequence[ParkedMessage], rows: list[ConsumerProcess]) -> list[ConsumerProcess]:
@@ -1052,10 +1079,13 @@ def _killed_by(killers: Sequence[ParkedMessage], rows: list[ConsumerProcess]) ->
     return [row for row in rows if row.beat_at >= since] or rows
 
 
-def _in_hand(rows: Iterable[ConsumerProcess], *, known: bool) -> list[str]:
-    """Return what dead processes had in flight, and how often the same: one that kills at once is in no heartbeat."""
+def _in_hand(rows: Iterable[ConsumerProcess], known: Collection[str]) -> list[str]:
+    """Return what dead processes had in flight, and how often the same: one that kills at once is in no heartbeat.
+
+    What is known to have killed them is told already.
+    """
     each = ({entry.get("key") or entry.get("message_id") for entry in row.in_flight} for row in rows)
-    held = Counter(name for names in each for name in names if name)
+    held = Counter(name for names in each for name in names if name and name not in known)
     if not held:
         return (
             []

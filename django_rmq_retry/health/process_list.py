@@ -25,6 +25,7 @@ from django_rmq_retry.health.problems import (
 from django_rmq_retry.health.processes import InFlight, Process, ProcessState, dead_processes
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models.parked import OPEN
+from django_rmq_retry.parked.checked import checked
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.wording import duration, listed, number, span
 
@@ -240,14 +241,15 @@ class ProcessList:
     def of(cls, known: Sequence[Process], levels: Callable[[], Sequence[Level]] = tuple) -> "ProcessList":
         """Judge them; if none is alive, ``levels`` tell which queues stand still.
 
-        One query, of what was handled again; one more if there is a crash loop, and a few if a process has a message
+        One query, of what was handled again; two more if there is a crash loop, and a few if a process has a message
         in a handler that others have handled.
         """
         # A moment ago the processes were judged by the same reading of this clock.
         now, rows = database_clock.now(records_alias()), [one.row for one in known]
         loops: list[ToldLoop] = []
         if any(one.loop for one in known):
-            loops = crash_loops(known, now, [one.row for one in known if one.heard], killers_lately(now))
+            heard = [one.row for one in known if one.heard]
+            loops = crash_loops(known, now, heard, killers_lately(now), checked())
         dead = dead_processes(rows, now)
         last = last_signs(rows, now, dead)
         queues = Queues(levels=levels() if last else ())

@@ -321,9 +321,11 @@ class Code(Enum):
         runbook="requeued-messages-have-no-outcome",
     )
     CRASH_LOOP = _error(Area.CONSUMERS)(
+        word=_("died"),
         text=_("Consumers of %(queues)s die again and again: %(number)s since %(since)s, the last one %(span)s ago."),
         why="%(details)s",
-        fix="Check rmq_consume on these hosts: journalctl, docker logs or kubectl logs.",
+        fix="Check rmq_consume on these hosts: journalctl, docker logs or kubectl logs. "
+        + _lists("CRASH_LOOP --run %(quoted)s", signed="once you know why they died"),
         page=ActingPage.CONSUMERS,
         runbook="a-consumer-restarts-again-and-again",
         known_as="CRASH_LOOP_OVER",
@@ -623,7 +625,11 @@ class Code(Enum):
             "No other was started in its place.%(held)s", "No others were started in their place.%(held)s", "count"
         ),
     )
-    CRASH_LOOP_OVER = replace(CRASH_LOOP, severity=Severity.WARNING)
+    CRASH_LOOP_OVER = replace(
+        CRASH_LOOP,
+        severity=Severity.WARNING,
+        fix=_lists("CRASH_LOOP_OVER --run %(quoted)s", signed="once you know why they died"),
+    )
     LATE = _warning(Area.CONSUMERS)(
         word=_("beyond its deadline"),
         row=ngettext_lazy(

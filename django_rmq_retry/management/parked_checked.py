@@ -6,7 +6,17 @@ from shlex import quote
 from django.core.management.base import CommandParser
 
 from django_rmq_retry.exit_codes import Exit
-from django_rmq_retry.health.doubts import CHECKABLE, OF_RUNS, Doubted, check, doubted, doubts_of, part_of
+from django_rmq_retry.health.doubts import (
+    CHECKABLE,
+    LOOPS,
+    OF_PROCESSES,
+    OF_RUNS,
+    Doubted,
+    check,
+    doubted,
+    doubts_of,
+    part_of,
+)
 from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.management.command import Options, RmqCommand, add_yes, usage_error
 from django_rmq_retry.management.parked_views import begun_data
@@ -21,7 +31,7 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
     checking = add("checked", end_doubt, help=about)
     codes = [one.name for one in CHECKABLE]
     checking.add_argument("code", choices=codes, metavar="CODE", help=f"one of {', '.join(codes)}")
-    checking.add_argument("--run", default="", metavar="N", help="the requeue run, if several have this finding")
+    checking.add_argument("--run", default="", metavar="N", help="the requeue run, or the queues of a crash loop")
     only = "only this one of what is listed: its key, message id, record or process; repeatable"
     checking.add_argument("--only", action="append", default=[], metavar="NAME", help=only)
     checking.add_argument("--reason", help="the reason, kept in the audit log")
@@ -32,7 +42,7 @@ def end_doubt(command: RmqCommand, options: Options) -> Exit:
     found = doubts_of(options["code"])
     runs = [options["run"]] if options["run"] else list(found)
     if len(runs) > 1:
-        raise usage_error(f"Requeue runs {', '.join(runs)} have this finding. Pass --run.")
+        raise usage_error(f"Several have this finding: {'; '.join(runs)}. Pass --run.")
     chosen = found.get(runs[0]) if runs else None
     if chosen and options["only"]:
         chosen = _only(chosen, options["only"])
@@ -49,7 +59,7 @@ def end_doubt(command: RmqCommand, options: Options) -> Exit:
     if options["reason"] is None:
         once = "Once you know that it has ended" if ended else "Once you have checked all of this"
         names = [f" --only {quote(name)}" for name in options["only"]]
-        names += [f" --run {quote(chosen.subject)}"] if chosen.code in OF_RUNS else []
+        names += [f" --run {quote(chosen.subject)}"] if chosen.code in (*OF_RUNS, *LOOPS) else []
         command.say(f"{once}: manage.py rmq_parked checked {chosen.code.name}{''.join(names)} --reason TEXT")
         if len(chosen.doubts) > 1:
             command.say("Of some of it: add --only NAME for each; the rest stays a finding.")
@@ -62,8 +72,8 @@ def end_doubt(command: RmqCommand, options: Options) -> Exit:
 
 def _only(found: Problem, names: Sequence[str]) -> Problem:
     """Return the part of a finding with these names."""
-    if found.code in OF_RUNS:
-        raise usage_error("A requeue run is checked as a whole, without --only.")
+    if found.code in (*OF_RUNS, *LOOPS):
+        raise usage_error("A requeue run or a crash loop is checked as a whole, without --only.")
     each = doubted(found)
     for name in names:
         if not any(name in one.names for one in each):
@@ -78,7 +88,7 @@ def _show(command: RmqCommand, found: Problem) -> None:
     if found.code is Code.VANISHED_IN_HAND:
         command.say("  To end it: kill -9 on its host, or delete its container.")
     rows = [(one, clock(one.at, terminal=terminal)) for one in doubted(found)]
-    if found.code is Code.VANISHED_IN_HAND:
+    if found.code in OF_PROCESSES:
         command.table([("PROCESS", "LAST HEARTBEAT"), *((one.name, at) for one, at in rows)])
     elif rows:
         cells = [(one.name or "-", one.record.pk if one.record else "-", one.word, at) for one, at in rows]

@@ -585,7 +585,7 @@ def test_a_crash_loop_names_what_it_has_parked_and_leads_to_its_group(page: Clie
     assert f"/admin/rmq_retry/errorgroup/{group.pk}/change/" in live.links.values()
 
     ParkedMessage.objects.update(state="discarded", resolved_at=timezone.now())
-    assert "Parked meanwhile because their worker died: KILLER." in Page(page.get(NOW)).text, "it was dealt with"
+    assert "Parked meanwhile because their worker died: KILLER (discarded)." in Page(page.get(NOW)).text
 
 
 def test_the_fold_of_a_crash_loop_has_as_many_processes_as_its_head_says_and_older_loops_are_over(page: Client) -> None:

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry.health.doubts import CHECKABLE, check, doubted, doubts_of, end_doubts
+from django_rmq_retry.health.doubts import CHECKABLE, LOOPS, check, doubted, doubts_of, end_doubts
 from django_rmq_retry.health.facts import survey
 from django_rmq_retry.health.problems import Limits, in_survey
 from django_rmq_retry.health.rules import Code, Problem
@@ -16,6 +16,7 @@ from django_rmq_retry.models import (
     Action,
     AttemptName,
     AuditHead,
+    ConsumerProcess,
     EarlyRetry,
     OperatorAction,
     ParkedMessage,
@@ -173,7 +174,7 @@ def test_a_run_is_checked_as_a_whole_and_its_page_says_so(page: Client) -> None:
 
     assert "A requeue run is checked as a whole." in asked.text
     assert "tick" not in asked.form_with("All of this was checked")[1]
-    assert (told.code, "A requeue run is checked as a whole, without --only." in told.err) == (2, True)
+    assert (told.code, "A requeue run or a crash loop is checked as a whole, without --only." in told.err) == (2, True)
     assert not OperatorAction.objects.exists()
 
 
@@ -318,7 +319,7 @@ def test_one_command_shows_what_is_in_doubt_says_how_to_end_it_and_asks() -> Non
 
 
 def test_the_hint_of_each_of_these_findings_first_lists_and_then_says_how_to_sign() -> None:
-    assert [one.name for one in CHECKABLE if not re.fullmatch(COMMAND, Problem(code=one, subject="7").fix)] == []
+    assert [one.name for one in CHECKABLE if not re.search(f"{COMMAND}$", Problem(code=one, subject="7").fix)] == []
 
 
 @pytest.mark.parametrize("name", ["9f3c-1", "PAY-1"])
@@ -565,3 +566,46 @@ def test_the_oldest_of_very_many_are_forgotten_and_told_again(monkeypatch: pytes
 
     assert len(AuditHead.objects.get().checked) == 1
     assert len(perhaps()) == 1
+
+
+def killed_by_hand(*, minutes: float = 12, times: int = 3) -> None:
+    """A consumer that was killed and restarted these times, each time after three minutes."""
+    begun = timezone.now() - timedelta(minutes=minutes)
+    for number in range(times):
+        ended = begun + timedelta(minutes=3)
+        made.consumer(pid=number + 1, started_at=begun, beat_at=ended, ended_at=ended, stopping=True)
+        begun = ended + timedelta(seconds=5)
+    made.consumer(pid=9, started_at=begun)
+
+
+def loops() -> list[Problem]:
+    return [one for one in in_survey(survey(), Limits()) if one.code in LOOPS]
+
+
+def test_who_has_killed_consumers_by_hand_says_so_and_the_loop_is_told_with_the_next_death_only(page: Client) -> None:
+    """Three that were killed by hand were a crash loop, and nothing ended it for half an hour."""
+    killed_by_hand()
+    asked = page.get(Page(page.get(STATUS)).links["Checked… payments.main"])
+    press(page, asked, "All of this was checked", reason="I killed them")
+    shown, consumers = Page(page.get(STATUS)).text, Page(page.get(CONSUMERS)).text
+    act, before = OperatorAction.objects.get(), loops()
+    ConsumerProcess.objects.filter(pid=9).update(ended_at=timezone.now(), stopping=True)
+
+    assert "This is about 3 processes" in Page(asked).text
+    assert "Say this once you know why they died. The next death is told again." in Page(asked).text
+    assert (act.facts["finding"], act.facts["processes"]) == ("CRASH_LOOP", [f"worker-3:{one}" for one in (3, 2, 1)])
+    assert before == []
+    assert "die again and again" not in shown
+    assert "✕ Consumers of payments.main die again" not in consumers
+    assert [one.count for one in loops()] == [4]
+
+
+def test_a_command_says_of_a_crash_loop_that_it_was_checked() -> None:
+    killed_by_hand()
+    hint = next(line for line in run("rmq_status").out.splitlines() if "parked checked" in line)
+    shown = run("rmq_parked", "checked", "CRASH_LOOP")
+    done = run("rmq_parked", "checked", "CRASH_LOOP", "--run", "payments.main", "--reason", "I killed them", "--yes")
+
+    assert "manage.py rmq_parked checked CRASH_LOOP --run payments.main lists them; once you know why they died" in hint
+    assert [line[0] for line in shown.lines[1:]] == ["worker-3:3", "worker-3:2", "worker-3:1"]
+    assert (shown.code, done.code, loops()) == (0, 0, [])

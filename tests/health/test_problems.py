@@ -657,7 +657,7 @@ def test_a_crash_loop_is_one_red_line_with_what_its_processes_had_in_hand() -> N
 
     assert (first.code, first.severity) == (Code.CRASH_LOOP, Severity.ERROR)
     assert first.text == f"Consumers of a die again and again: 3 since {SINCE}, the last one 1 min ago."
-    assert first.why == "In flight as they died, and how often: LED-3 (3), CARD-7 (2)."
+    assert first.why == "In flight as they died, and how often: LED-3 (3), CARD-7 (2). web:9 has run for 9 s."
     assert [one.text for one in rest] == ["Without a connection to the broker: web:7."]
 
 
@@ -835,8 +835,24 @@ def test_messages_that_are_parked_since_a_loop_began_are_named_before_what_was_i
     ]
     [found] = in_processes(rows, NOW, suspects=suspects)
 
-    assert found.why == "Parked meanwhile because their worker died: KILLER."
+    assert found.why == "Parked meanwhile because their worker died: KILLER. web:9 has run for 54 s."
     assert found.values["group_of_killer"] == "7"
+
+
+def test_what_became_of_the_killer_of_a_loop_is_told_and_how_long_the_next_consumer_has_run() -> None:
+    """It had been discarded, and the finding said that it was parked, and eight times in flight."""
+    rows = line((90, 3), (2.9, 2), (1.9, 1), last=0.9)
+    for row in rows[:3]:
+        row.in_flight = [{"key": "KILLER"}, {"key": "OTHER"}]
+    states = {"KILLER": "discarded", "SECOND": "requeued", "THIRD": "on_hold"}
+    suspects = [
+        ParkedMessage(business_key=name, queue="a", parked_at=ago(minutes=1), state=state, group_id=7)
+        for name, state in states.items()
+    ]
+    [found] = in_processes(rows, NOW, suspects=suspects)
+
+    killed = "Parked meanwhile because their worker died: KILLER (discarded), SECOND (requeued), THIRD."
+    assert found.why == f"{killed} In flight as they died, and how often: OTHER (3). web:9 has run for 54 s."
 
 
 def test_what_was_killed_by_hand_before_a_message_killed_at_once_is_no_part_of_its_loop() -> None:
