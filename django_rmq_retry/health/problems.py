@@ -37,7 +37,6 @@ from django_rmq_retry.health.facts import (
 from django_rmq_retry.health.handled_again import (
     TWICE_REPORTED_FOR,
     HandledAgain,
-    handled_again,
     handled_at_once,
     named,
 )
@@ -435,9 +434,9 @@ def _in_handled_again(known: Sequence[HandledAgain], now: datetime) -> Iterator[
         yield _handled_again(Code.PERHAPS_TWICE, begun or others, now, others if begun else ())
 
 
-def still_at_it(rows: Sequence[ConsumerProcess], now: datetime) -> list[Problem]:
-    """Return the same of these processes; one query, and a few more if there is such a message."""
-    again = [one for one in handled_again(now, rows) if one.still]
+def still_at_it(known: Iterable[HandledAgain], rows: Sequence[ConsumerProcess], now: datetime) -> list[Problem]:
+    """Return the same of these processes; one query if there is such a message."""
+    again = [one for one in known if one.still]
     return list(in_still(named(again, rows, now))) if again else []
 
 

@@ -1,8 +1,8 @@
 """The list of consuming processes as page and command show it: who needs somebody, who runs, what is over."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.health.facts import killers_lately
+from django_rmq_retry.health.handled_again import handled_again
 from django_rmq_retry.health.look import merged
 from django_rmq_retry.health.problems import (
     LastSigns,
@@ -27,6 +28,7 @@ from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked.checked import checked
 from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.topology.declarations import work_queue
 from django_rmq_retry.wording import duration, listed, number, span
 
 BADGES: Mapping[ProcessState, tuple[str, str, Any]] = {
@@ -241,24 +243,28 @@ class ProcessList:
     def of(cls, known: Sequence[Process], levels: Callable[[], Sequence[Level]] = tuple) -> "ProcessList":
         """Judge them; if none is alive, ``levels`` tell which queues stand still.
 
-        One query, of what was handled again; two more if there is a crash loop, and a few if a process has a message
-        in a handler that others have handled.
+        One query, of what was handled again; one more for what was checked, if there is a crash loop or a doubt, one
+        for what killed the processes of a loop, and a few if others have handled what a process has in a handler.
         """
         # A moment ago the processes were judged by the same reading of this clock.
         now, rows = database_clock.now(records_alias()), [one.row for one in known]
-        loops: list[ToldLoop] = []
-        if any(one.loop for one in known):
+        again, loops = handled_again(now, rows), list[ToldLoop]()
+        looping = any(one.loop for one in known)
+        doubtful = any(message.perhaps_twice_by for one in known for message in one.in_flight)
+        marks = checked() if looping or doubtful else {}
+        if looping:
             heard = [one.row for one in known if one.heard]
-            loops = crash_loops(known, now, heard, killers_lately(now), checked())
+            loops = crash_loops(known, now, heard, killers_lately(now), marks)
         dead = dead_processes(rows, now)
         last = last_signs(rows, now, dead)
         queues = Queues(levels=levels() if last else ())
         found = merged(list(in_processes(rows, now, [one for one in known if one.overtaken], dead=dead)), queues, last)
-        found += still_at_it(rows, now)
-        looping = {row.pk: loop for loop in loops for row in loop.dead}
+        found += still_at_it(again, rows, now)
+        checked_ones = {(one.queue, one.message_id) for one in again if one.mark in marks}
+        told_in = {row.pk: loop for loop in loops for row in loop.dead}
         told = (one for one in found if one.code not in (Code.CRASH_LOOP, Code.CRASH_LOOP_OVER))
         return cls(
-            rows=[ProcessRow.of(one, looping.get(one.row.pk)) for one in known],
+            rows=[ProcessRow.of(one, told_in.get(one.row.pk)) for one in _without(known, checked_ones)],
             loops=loops,
             last=last,
             problems=sorted((one for one in told if one.severity >= Severity.WARNING), key=lambda one: one.harm),
@@ -314,6 +320,21 @@ class ProcessList:
         if not shown and not loops and not over:
             return [ProcessTable(rows=left)]
         return [*loops, *([ProcessTable(rows=shown, briefly=briefly)] if shown else []), *folded]
+
+
+def _without(known: Sequence[Process], checked_ones: Collection[tuple[str, str]]) -> Sequence[Process]:
+    """Return the processes without the doubts that operators have checked: of such a message the last handling counts.
+
+    These messages are recognized by their queues and ids.
+    """
+
+    def of(message: InFlight) -> InFlight:
+        later = message.later
+        if later is None or (work_queue(message.queue), message.message_id) not in checked_ones:
+            return message
+        return replace(message, later=replace(later, twice=False))
+
+    return [replace(one, in_flight=tuple(map(of, one.in_flight))) if checked_ones else one for one in known]
 
 
 def _loop(loop: ToldLoop, rows: Sequence[ProcessRow], place: int) -> ProcessTable:

@@ -97,6 +97,21 @@ def test_whoever_has_checked_says_so_once_and_the_finding_goes_until_something_n
     assert list(verify()) == []
 
 
+def test_a_dead_consumer_is_over_once_its_doubts_were_checked(page: Client) -> None:
+    """It stood among those that run for a day after an operator had found that nobody was paid twice."""
+    entries = [made.in_flight(seconds=610, message_id="9f3c-1", key="PAY-1")]
+    noted: dict[str, Any] = {"ended_at": timezone.now() - timedelta(seconds=590), "fault": IS_GONE, "stopping": True}
+    gone = made.consumer(seconds=600, in_flight=entries, **noted)
+    made.consumer(host="next", started_at=gone.beat_at + timedelta(seconds=9))
+    handled("9f3c-1", minutes=3)
+    before = Page(page.get(CONSUMERS)).text
+    press(page, page.get(AGAIN), "All of this was checked", reason="paid once: INC-7")
+    after = Page(page.get(CONSUMERS)).text
+
+    assert ("perhaps done twice" in before, "is over" in before) == (True, False)
+    assert ("perhaps done twice" in after, "1 that ended or vanished is over" in after) == (False, True)
+
+
 @pytest.mark.usefixtures("doubtful")
 def test_what_comes_while_an_operator_reads_is_not_checked(page: Client) -> None:
     asked = page.get(AGAIN)
