@@ -12,6 +12,7 @@ from django.contrib import admin
 from django.db import Error
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -35,7 +36,7 @@ from django_rmq_retry.health.problems import blind
 from django_rmq_retry.health.processes import queues_read, readers
 from django_rmq_retry.health.rules import ActingPage, Code, Problem, Severity
 from django_rmq_retry.markup import visible
-from django_rmq_retry.models import LiveStatus, ParkedMessage, State
+from django_rmq_retry.models import LiveStatus, ParkedMessage, RequeueRun, State
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.held_up import held_up, in_few_words, stands
 from django_rmq_retry.parked.operators import LABEL
@@ -102,7 +103,7 @@ OF_RUN = TARGETS[ActingPage.MESSAGES]
 CHECKED = ButtonTarget(label=gettext_lazy("Checked…"), page="livestatus_checked", verb="discard")
 HAS_ENDED = replace(CHECKED, label=gettext_lazy("It has ended…"))
 """Where an operator ends a finding that only records a doubt."""
-MOST_RUNS_ON_A_CARD = 3
+MOST_RUNS, MOST_RUNS_ON_A_CARD = 5, 3
 RUN_BESIDE = ButtonTarget(label=gettext_lazy("Open requeue run %(number)s"), page="requeuerun_change", verb="view_run")
 """The page of a run that a problem of something else names."""
 OF_ONE: Mapping[ActingPage, ButtonTarget] = {
@@ -245,8 +246,6 @@ class LiveStatusAdmin(Pages):
             current=current,
         )
         busy, fine = [row for row in rows if not row.is_fine], [row for row in rows if row.is_fine]
-        runs = known.runs[:-6:-1]
-        held = held_up(filter(stands, runs), states)
         return self.page(
             request,
             "livestatus/status.html",
@@ -267,7 +266,7 @@ class LiveStatusAdmin(Pages):
             declared=bool(registry.registrations()),
             checks=checked_lately(known.checked, known.at),
             sees_audit=not refusal(request, "view_audit"),
-            runs=[(run, badge_of(run, seen, held=in_few_words(held.get(run.pk, ()))), sum_of(run)) for run in runs],
+            runs=[(run, badge, sum_of(run)) for run, badge in _latest_runs(known, seen, MOST_RUNS)],
             **activity(request, most=5),
         )
 
@@ -302,7 +301,7 @@ class LiveStatusAdmin(Pages):
             "parked": parked,
             "number": number(parked),
             "groups": known.parked.groups,
-            "runs": [(run, badge_of(run, seen)) for run in known.runs[: -MOST_RUNS_ON_A_CARD - 1 : -1]],
+            "runs": _latest_runs(known, seen, MOST_RUNS_ON_A_CARD),
             "sees_runs": not refusal(request, "view_run"),
         }
 
@@ -332,6 +331,13 @@ def _health(known: Survey, seen: broker_look.Look) -> Health:
     earlier = bool(seen.unreachable or seen.late) and bool(shown.levels)
     as_of = shown.at if earlier else None
     return Health(survey=known, gauged=shown.gauged, looked_at=shown.at, as_of=as_of, away=seen.away)
+
+
+def _latest_runs(known: Survey, seen: broker_look.Look, most: int) -> list[tuple[RequeueRun, SafeString]]:
+    """Return the latest active runs, each with its badge, which names a stopped queue that it waits for."""
+    runs = known.runs[::-1][:most]
+    held = held_up(filter(stands, runs), [state_of(one) for one in known.stopped])
+    return [(run, badge_of(run, seen, held=in_few_words(held.get(run.pk, ())))) for run in runs]
 
 
 def _unknown_figures(shown: broker_look.Look, request: HttpRequest) -> object:

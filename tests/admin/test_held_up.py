@@ -63,7 +63,10 @@ def test_a_run_that_waits_for_a_stopped_queue_says_so_wherever_its_state_is(
     told, listed, data = command(*itself), command("rmq_parked", "requeue-runs"), command(*itself, "--json")
     because, waits = (f" · {words}", f"{run.pk} waits: {words}") if words else ("", " waits: ")
 
-    for text in (shown(page, run), Page(page.get(RUNS)).text, Page(page.get("/admin/rmq_retry/livestatus/")).text):
+    for text in (
+        shown(page, run),
+        *(Page(page.get(f"/admin/rmq_retry/{name}")).text for name in ("requeuerun/", "livestatus/", "")),
+    ):
         assert f"… Waiting for outcomes{because} " in text
         assert ("Waiting for outcomes ·" in text) == bool(words)
     assert f"Requeue run {run.pk} (waiting for outcomes{because}): " in told.out
