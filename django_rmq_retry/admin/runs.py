@@ -45,9 +45,9 @@ from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.health.begun_in_runs import begun_among
 from django_rmq_retry.health.doubts import checks_of_runs
-from django_rmq_retry.health.facts import killers_lately, lost_a_consumer
+from django_rmq_retry.health.facts import killers_lately
 from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR
-from django_rmq_retry.health.held import awaits_end_of_doubts, leave_out_unfounded
+from django_rmq_retry.health.held import awaits_end_of_doubts, leave_out_unfounded, lost_a_consumer
 from django_rmq_retry.health.problems import in_processes
 from django_rmq_retry.health.processes import any_alive, read_if_open
 from django_rmq_retry.health.rules import Code, Problem
@@ -440,6 +440,8 @@ def _trouble(run: RequeueRun, now: datetime, stopped: Collection[str]) -> list[P
     queues = set(waiting_in(run))
     # A message of another queue may kill the consumers of this one, so a crash loop is told whole.
     whole = [one for one in _troubles(rows, now, killers_lately(now)) if one.code in LOOPS]
+    signed = checked() if whole else {}
+    whole = [one for one in whole if not one.doubts.keys() <= signed.keys()]
     loops = [_loop_for(queues, one, stopped) for one in whole if queues & _named(one, "read")]
     mine = [_narrowed(row, queues) for row in rows if not queues.isdisjoint(map(work_queue, row.queues))]
     return [*filter(None, loops), *(one for one in _troubles(mine, now) if one.code not in LOOPS)]
@@ -457,7 +459,7 @@ def _loop_for(queues: set[str], loop: Problem, stopped: Collection[str]) -> Prob
     if loop.code is Code.CRASH_LOOP_OVER or not held:
         return None
     text = _("They also read %(queues)s.") % {"queues": listed(sorted(held))}
-    return replace(loop, values={**loop.values, "details": f"{loop.values['details']} {text}"})
+    return replace(loop, values={**loop.values, "details": f"{text} {loop.values['details']}"})
 
 
 def _named(loop: Problem, name: str) -> set[str]:

@@ -34,7 +34,7 @@ from django_rmq_retry.database_connections import Unanswered
 from django_rmq_retry.declared import rows
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.health.handled_again import TWICE_REPORTED_FOR, HandledAgain, handled_again, named
-from django_rmq_retry.health.held import leave_out_unfounded
+from django_rmq_retry.health.held import leave_out_unfounded, lost_a_consumer
 from django_rmq_retry.health.processes import (
     MOST_SURVEYED_PROCESSES,
     Dead,
@@ -87,7 +87,6 @@ from django_rmq_retry.parked.unsent_edits import edited_unsent
 from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.publishing import outbox_rows
 from django_rmq_retry.statements import missing_tables
-from django_rmq_retry.topology.declarations import work_queue
 from django_rmq_retry.wording import MOST_IN_A_TEXT
 
 RECENT = timedelta(minutes=10)
@@ -389,28 +388,11 @@ def _handled_anyway(now: datetime) -> list[tuple[int, datetime]]:
     return [(pk, at) for pk, at in after.values_list("pk", "succeeded_at")[:MOST_SURVEYED_MESSAGES] if at]
 
 
-def lost_a_consumer(run: RequeueRun, processes: Iterable[ConsumerProcess], now: datetime) -> bool:
-    """Return True if messages of a run were delivered again, and a consumer vanished since the run began.
-
-    Of a consumer that stops in good order they are delivered again, too, but it had not begun them.
-    """
-    since, queue = run.started_at or run.created_at, run.retries_of or run.target
-    return bool(run.perhaps_twice) and any(
-        one.beat_at > since and one.vanished(now) and _may_have_had(one, queue) for one in processes
-    )
-
-
 def _names_in_doubt(run: RequeueRun) -> list[str]:
     parts = run.parts.filter(HANDLED_TWICE if run.handled_twice else PERHAPS_TWICE).order_by("-handled", "pk")
     if not run.retries_of:
         parts = parts.select_related("message").only("run", "message__business_key", "message__message_id")
     return [str(one.shown if run.retries_of else one.message) for one in parts[:MOST_IN_A_TEXT]]
-
-
-def _may_have_had(lost: ConsumerProcess, queue: str) -> bool:
-    """Return True if it may have had messages of a queue when it ended, or of any if it is empty."""
-    read = {work_queue(name) for name in lost.queues}
-    return not all(map(lost.had_none_of, read & {work_queue(queue)} if queue else read))
 
 
 def _sending(runs: Iterable[RequeueRun]) -> list[RequeueRun]:

@@ -155,7 +155,7 @@ def may_have_had(lost: ConsumerProcess, queue: str, *, published: datetime | Non
     ended = lost.ended_at
     after = ended is not None and max(ended, lost.beat_at + SILENT_AFTER + CLOCKS_DIFFER)
     after_its_end = bool(published and after and published > after)
-    return lost.beat_at < begun and not after_its_end and reads(lost, queue) and not lost.had_none_of(queue)
+    return lost.beat_at < begun and not after_its_end and queue in queues_in_hand(lost)
 
 
 def _had_begun(living: ConsumerProcess, attempt: Attempt) -> bool:
@@ -213,6 +213,11 @@ def handlers_that_repeat_nothing() -> list[str]:
     except ConfigurationError:
         # A check reports handlers that are invalid; the database is surveyed all the same.
         return []
+
+
+def queues_in_hand(lost: ConsumerProcess) -> set[str]:
+    """Return the work queues of which it may have had messages when it ended."""
+    return {queue for queue in map(work_queue, lost.queues) if not lost.had_none_of(queue)}
 
 
 def reads(process: ConsumerProcess, queue: str) -> bool:

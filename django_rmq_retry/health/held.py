@@ -12,7 +12,7 @@ from django.db.models import Q, QuerySet
 from django_rmq_retry import database_clock
 from django_rmq_retry.attempts.since_then import Attempts, attempts_with
 from django_rmq_retry.health.begun import time_in
-from django_rmq_retry.health.handled_again import READ_APART
+from django_rmq_retry.health.handled_again import READ_APART, queues_in_hand
 from django_rmq_retry.health.processes import KEPT_EMPTY, MOST_SURVEYED_PROCESSES
 from django_rmq_retry.models import ConsumerProcess, ItemState, RequeueRun
 from django_rmq_retry.models.controls import VANISHED_AFTER
@@ -61,9 +61,8 @@ class HeldUnsettled:
         known = list(rows.filter(beat_at__gte=now - KEPT_EMPTY)[:MOST_SURVEYED_PROCESSES])
         lost = defaultdict[str, list[Span]](list)
         for one in known:
-            for queue in map(work_queue, one.queues if one.silent(now) or one.vanished(now) else ()):
-                if not one.had_none_of(queue):
-                    lost[queue].append(Span(one.beat_at, one.ended_at or now))
+            for queue in queues_in_hand(one) if one.silent(now) or one.vanished(now) else ():
+                lost[queue].append(Span(one.beat_at, one.ended_at or now))
         return cls(lost=lost, in_hand=_in_hand(known), known=bool(known))
 
     def unfounded(self, run: RequeueRun, now: datetime) -> "QuerySet[Any]":
@@ -94,6 +93,18 @@ NOTHING_HELD = HeldUnsettled(lost={}, in_hand=(), known=False)
 def awaits_end_of_doubts(run: RequeueRun, now: datetime) -> bool:
     """Return True if what was perhaps handled twice in this run may be taken back soon."""
     return bool(run.perhaps_twice and run.finished_at and run.finished_at > now - TAKEN_BACK_WITHIN)
+
+
+def lost_a_consumer(run: RequeueRun, processes: Iterable[ConsumerProcess], now: datetime) -> bool:
+    """Return True if messages of a run were delivered again, and a consumer vanished since the run began.
+
+    Of a consumer that stops in good order they are delivered again, too, but it had not begun them.
+    """
+    since, queue = run.started_at or run.created_at, run.retries_of or run.target
+    if not run.perhaps_twice:
+        return False
+    lost = (queues_in_hand(one) for one in processes if one.beat_at > since and one.vanished(now))
+    return any(work_queue(queue) in queues if queue else queues for queues in lost)
 
 
 def leave_out_unfounded(runs: Iterable[RequeueRun]) -> None:

@@ -1039,7 +1039,7 @@ def test_a_run_names_the_other_queue_whose_message_killed_the_consumers_that_it_
     text = shown(page, run)
 
     assert ("Consumers of payments.card die again and again: 3 since " in text) is not over
-    assert ("because their worker died: PAY-7. They also read payments.main." in text) is not over
+    assert ("They also read payments.main. Parked meanwhile because their worker died: PAY-7." in text) is not over
     assert ("die again" in text) is not over
 
 
