@@ -931,10 +931,12 @@ def in_processes(
     dead = sorted(dead_processes(known, now) if dead is None else dead, key=lambda one: one.row.beat_at, reverse=True)
     told = {id(one.row) for one in overtaken}
     gone = [one.row for one in dead if one.state is ProcessState.VANISHED and one.loop is None]
-    gone = [row for row in gone if id(row) not in told]
     living = [row for row in known if row.living(now)]
     heard = [row for row in living if not row.silent(now)]
-    yield from (one.problem for one in crash_loops(dead, now, heard, suspects, checked))
+    loops = crash_loops(dead, now, heard, suspects, checked)
+    yield from (one.problem for one in loops)
+    looping = {id(row) for one in loops for row in one.dead}
+    gone = [row for row in gone if id(row) not in told | looping]
     if overtaken:
         yield _overtaken(overtaken, now)
     ended, vanished = ([row for row in gone if bool(row.ended_at) is it] for it in (True, False))
@@ -986,14 +988,16 @@ def crash_loops(
     Of those of one service that are over only the latest is told, and none beside one that goes on; none that was
     ``checked`` since its last death.
     """
-    loops = {id(one.loop): one.loop for one in dead if one.loop is not None}
+    known = list(dead)
+    loops = {id(one.loop): one.loop for one in known if one.loop is not None}
+    alone = [one.row for one in known if one.loop is None and one.state is ProcessState.VANISHED and one.row.ended_at]
     together: list[list[CrashLoop]] = []
     for loop in loops.values():
         joined = [some for some in together if any(_at_once(loop, one) for one in some)]
         together = [some for some in together if some not in joined]
         together.append([loop, *(one for some in joined for one in some)])
     living = list(heard)
-    told = [_crash_loop(some, now, living, suspects) for some in together]
+    told = [_crash_loop(some, alone, now, living, suspects) for some in together]
     latest_last = sorted(told, key=lambda one: (one.problem.severity, str(one.problem.since)))
     latest = {one.problem.subject: one for one in latest_last}.values()
     return [one for one in latest if not one.problem.doubts.keys() <= set(checked)]
@@ -1006,11 +1010,16 @@ def _at_once(one: CrashLoop, other: CrashLoop) -> bool:
 
 def _crash_loop(
     loops: Sequence[CrashLoop],
+    alone: Sequence[ConsumerProcess],
     now: datetime,
     heard: Sequence[ConsumerProcess],
     suspects: Sequence[ParkedMessage],
 ) -> ToldLoop:
-    rows = sorted((row for loop in loops for row in loop.dead), key=lambda row: row.beat_at)
+    dead = [row for loop in loops for row in loop.dead]
+    began, same = min(row.beat_at for row in dead), set(dead[-1].queues)
+    # One that died among them, and in whose place none was started yet, is no finding of its own.
+    dead += [row for row in alone if row.beat_at >= began and set(row.queues) == same]
+    rows = sorted(dead, key=lambda row: row.beat_at)
     first, last, heirs = rows[0].beat_at, rows[-1].beat_at, [loop.last for loop in loops]
     queues = list(dict.fromkeys(queue for row in reversed(rows) for queue in row.queues))
     read = sorted(set(map(work_queue, queues)))

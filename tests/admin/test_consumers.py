@@ -606,6 +606,24 @@ def test_the_fold_of_a_crash_loop_has_as_many_processes_as_its_head_says_and_old
     assert "5 that ended or vanished are over" in Page(answer).text
 
 
+def test_one_that_died_in_a_crash_loop_is_told_with_it_before_the_next_one_is_started(page: Client) -> None:
+    """ "1 of 2 consumers has ended. No other was started in its place." stood beside the loop in which it had died."""
+    ends: dict[str, Any] = {"fault": "exit 9", "stopping": True}
+    beat = timezone.now() - timedelta(seconds=12)
+    for place in range(3):
+        born = beat + timedelta(seconds=2)
+        beat = born + timedelta(seconds=1)
+        made.consumer(host=f"h{place}", started_at=born, beat_at=beat, ended_at=beat, **ends)
+    made.consumer(host="heir", started_at=beat + timedelta(seconds=1))
+    made.consumer(host="beside", started_at=born, beat_at=beat, ended_at=beat, **ends)
+    made.consumer(host="other", seconds=1, ended_at=timezone.now(), queues=["other"], **ends)
+    text, live = shown(page), Page(page.get(NOW)).text
+
+    for one in (text, live):
+        assert "die again and again: 4 since" in one
+        assert "2 consumers has ended: exit 9 (other:4711" in one
+
+
 def test_a_loop_is_not_over_because_its_last_process_lived_some_seconds_longer(page: Client) -> None:
     """What ends each after about five minutes ends none to the second, and the last death is part of the loop."""
     born, now = timezone.now() - timedelta(minutes=20), timezone.now()
