@@ -190,6 +190,7 @@ class ErrorGroupAdmin(Pages):
             trace_left=trace is not None and trace.attempt.handler not in handlers,
             deploys=deploys,
             types=types,
+            untyped=[name for name, _count in types] == [""],
             origins=[self._origin(request, group, origin, count) for origin, count in origins],
             under_way=moving,
             left_behind=left_behind(parked, [group.pk]),

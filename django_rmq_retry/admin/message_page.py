@@ -65,7 +65,7 @@ from django_rmq_retry.parked import approvals, missed_discards
 from django_rmq_retry.parked.audit import acts_on, log_action
 from django_rmq_retry.parked.checked import check_of
 from django_rmq_retry.parked.copies import contents
-from django_rmq_retry.parked.edit import changes_in_one_line, editable, stored_changes
+from django_rmq_retry.parked.edit import changes_in_one_line, editable, kind_not_editable, stored_changes
 from django_rmq_retry.parked.findings import still_permanent
 from django_rmq_retry.parked.items import queue_of, waits_in
 from django_rmq_retry.parked.links import message_links
@@ -360,7 +360,7 @@ def _buttons(
     if held:
         address = pages.address("parkedmessage_unhold", message.pk)
         hold = Button(label=_("Take off hold…"), address=address, why=why_not("unhold"), kind="main")
-    why_not_edit = why_not("edit") or beyond_forms(message.pk, message.size)
+    why_not_edit = why_not("edit") or kind_not_editable(message) or beyond_forms(message.pk, message.size)
     decided = message.restored or message.discarded_at or message.unconfirmed
     doubtful = bool(what_may_remain(message)) or decided or any(one in COPY_DOES_IT for one in copies)
     duplicate = State.PROCESSED in copies and not (held or waits)

@@ -221,15 +221,20 @@ class Proposal:
 
 def editable(message: ParkedMessage) -> str:
     """Return why a message cannot be edited; empty if it can. By default no message can be edited."""
-    name = message.type or message.queue
-    if not may_be_edited(name):
-        text = _("This project does not allow messages of the type “%(type)s” to be edited (setting EDITABLE).")
-        return text % {"type": name}
+    if why := kind_not_editable(message):
+        return why
     if not message.open:
         return _("Only an open message can be edited.")
     if editable_text(message) is None:
         return _("Its body is not text, or is compressed. Only text can be edited.")
     return ""
+
+
+def kind_not_editable(message: ParkedMessage) -> str:
+    """Return why no message of this type, or of this queue if it has none, can be edited; empty if some can."""
+    name = message.type or message.queue
+    text = _("This project does not allow messages of “%(type)s” to be edited (setting EDITABLE).")
+    return "" if may_be_edited(name) else text % {"type": name}
 
 
 def may_be_edited(name: str) -> bool:

@@ -370,7 +370,26 @@ def test_editing_is_off_unless_the_project_allows_it(page: Client) -> None:
     response = page.get(f"{MESSAGES}{made.message().pk}/edit/")
 
     assert response.status_code == 409
-    assert "This project does not allow messages of the type" in Page(response).text
+    assert "This project does not allow messages of “payment.transfer” to be edited" in Page(response).text
+
+
+def test_a_message_that_nobody_can_edit_offers_no_edit_but_says_why(page: Client, settings: Any) -> None:
+    one = made.message()
+    closed = page.get(f"{MESSAGES}{one.pk}/change/").content.decode()
+    edited(settings)
+    offered = page.get(f"{MESSAGES}{one.pk}/change/").content.decode()
+
+    assert f"{MESSAGES}{one.pk}/edit/" not in closed
+    assert "This project does not allow messages of “payment.transfer” to be edited" in closed
+    assert f"{MESSAGES}{one.pk}/edit/" in offered
+
+
+def test_a_group_of_messages_without_a_type_lists_no_types(page: Client) -> None:
+    one, other = made.message(type=""), made.message(made.group(fingerprint="b" * 64), type="refund")
+    untyped, typed = (page.get(f"/admin/rmq_retry/errorgroup/{some.group_id}/change/") for some in (one, other))
+
+    assert "Affected message types" not in Page(untyped).text
+    assert "Affected message types refund 1" in Page(typed).text
 
 
 def test_an_edit_is_reviewed_stored_as_a_version_and_previewed(page: Client, settings: Any) -> None:

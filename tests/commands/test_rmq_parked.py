@@ -803,7 +803,7 @@ class TestActs:
         told = parked("edit", str(one.pk), "--set", "amount=2", "--yes", "--reason", "x")
 
         assert (told.code, again(one).version) == (6, 1)
-        assert "left out: This project does not allow messages of the type “ledger” to be edited" in told.err
+        assert "left out: This project does not allow messages of “ledger” to be edited" in told.err
 
     @pytest.mark.usefixtures("away")
     def test_an_edit_by_path_does_not_show_confidential_values(self) -> None:

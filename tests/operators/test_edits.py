@@ -151,8 +151,8 @@ def test_an_edit_keeps_the_message_id_unless_a_new_one_is_given() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"type": "payment.final"}, "does not allow messages of the type"),
-        ({"type": "refund"}, "does not allow messages of the type"),
+        ({"type": "payment.final"}, "does not allow messages of “"),
+        ({"type": "refund"}, "does not allow messages of “"),
         ({"state": State.REQUEUED}, "open message"),
         ({"body": b"\xff\xfe"}, "is not text"),
         ({"body": b"a\0b"}, "is not text"),
