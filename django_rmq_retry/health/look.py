@@ -11,6 +11,7 @@ from django.db import router
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.levels import Gauged
 from django_rmq_retry.breakers.table import state_of
+from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.health import broker
@@ -132,13 +133,19 @@ class Health:
     def problems(self) -> tuple[Problem, ...]:
         """All that is wrong or remarkable, the most harmful first."""
         last = last_signs(self.survey.processes, self.survey.at, self.survey.dead) if self.survey else None
-        found = merged(self._each, self.queues, last)
+        found = merged(self._each, self.queues, last, alive=self._some_alive)
         if self.as_of:
             found = [one if one in self.of_database else replace(one, as_of=self.as_of) for one in found]
         found += [self.away] if self.away else []
         found += self._waiting_for_the_broker(found)
         found += self._drift()
         return tuple(sorted(found, key=lambda problem: problem.harm))
+
+    @property
+    def _some_alive(self) -> bool | None:
+        """True if a process takes messages; None if nobody knows, because no heartbeats are recorded."""
+        known = self.survey
+        return any(row.living(known.at) for row in known.processes) if known and settings().records else None
 
     @property
     def halts(self) -> dict[str, Problem]:
@@ -240,9 +247,14 @@ def look(
     return Health(survey=survey, trouble=trouble, gauged=facts.gauged, broker=facts, limits=limits)
 
 
-def merged(found: Sequence[Problem], queues: Queues, last: LastSigns | None) -> list[Problem]:
-    """Say once what holds for several queues; ``last`` is what was heard last of the processes if none is alive."""
-    left = _several_missing(_none_alive(found, queues, last))
+def merged(
+    found: Sequence[Problem], queues: Queues, last: LastSigns | None, *, alive: bool | None = None
+) -> list[Problem]:
+    """Say once what holds for several queues; ``last`` is what was heard last of the processes if none is alive.
+
+    All may have ended in good order, which leaves no sign: then ``alive`` is False.
+    """
+    left = _several_missing(_none_alive(found, queues, last, alive=alive))
     missed = [one for one in left if one.code in (Code.NO_CONSUMER, Code.IDLE)]
     if len(missed) <= 1:
         return [replace(one, causes=(one.subject,)) if one in missed else one for one in left]
@@ -272,7 +284,9 @@ def _ready_in(queues: Mapping[str, int]) -> dict[str, object]:
     return {"ready": total, "waiting": waiting_text(total), "places": places and f": {places}"}
 
 
-def _none_alive(found: Sequence[Problem], queues: Queues, last: LastSigns | None) -> list[Problem]:
+def _none_alive(
+    found: Sequence[Problem], queues: Queues, last: LastSigns | None, *, alive: bool | None
+) -> list[Problem]:
     """Say once that no queue has a consumer, instead of once for each queue, and leave out what follows from it."""
     work = [one for one in queues.levels if one.role is Role.WORK and one.ready is not None and not one.abandoned]
     # A paused queue needs no consumer now, but it stands still like the others if all processes are gone.
@@ -280,7 +294,8 @@ def _none_alive(found: Sequence[Problem], queues: Queues, last: LastSigns | None
     idle = [one for one in needy if not one.consumers]
     died = last if last is not None and last.died else None
     cut_off = next((one for one in found if one.code is Code.DISCONNECTED and one.values["all"]), None)
-    known = bool(died or cut_off)
+    unconsumed = not any(one.consumers for one in work)
+    known = bool(died or cut_off or (alive is False and unconsumed and len(work) > 1))
     if not idle or len(idle) < len(needy) or (not known and (len(idle) == 1 or len(idle) < len(work))):
         return list(found)
     unread = work if known else idle

@@ -1216,6 +1216,13 @@ NOBODY: list[tuple[dict[str, Any], list[Level], list[str]]] = [
     ({"processes": (process(1, 64), process(2))}, [level("q", consumers=1)], ["VANISHED"]),
     ({"processes": (process(1, 64), process(2))}, [level("q"), level("r")], ["ALL_IDLE", "VANISHED"]),
     (stopped(paused=True, since=NOW), [level("a b", ready=9)], ["PAUSED"]),
+    # "1 queue has no consumer" stood there while none was running: the paused one has none either.
+    (stopped(paused=True, since=NOW), [level("a b", ready=9), level("q")], ["ALL_UNREAD", "PAUSED"]),
+    (
+        stopped(paused=True, since=NOW) | {"processes": (process(1, 3, queues=["a b"]),)},
+        [level("a b"), level("q"), level("r")],
+        ["PAUSED", "SEVERAL_IDLE"],
+    ),
     ({}, [], []),
     ({}, [replace(level(name), missing=True, ready=None) for name in ("q", "r", "s", "t")], ["SEVERAL_MISSING"]),
     ({}, [level("q", consumers=1), level("q.retry", Role.WAITING, ready=4)], []),
