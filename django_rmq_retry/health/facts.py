@@ -154,6 +154,8 @@ class LargestCause:
     """The time of its last new message's failure; None if that is not known."""
     last_seen: datetime
     """The time of its last failure, of a new message or of one that was requeued."""
+    others_seen: datetime | None = None
+    """The time of the last failure of the others."""
     others: int
     """The number of further error groups, as the page of error groups counts them."""
     larger: tuple[str, int] | None = None
@@ -641,6 +643,7 @@ def largest_cause(
         again=0 if new_was_last or not known["again"] else burst.again,
         last_new=known["new"],
         last_seen=known["seen"],
+        others_seen=max((of["seen"] for one, of in facts.items() if one.heard and one != cause), default=None),
         # Both were counted a moment apart, and each cause is a group at least.
         others=max(sum(one["groups"] for one in of_causes.values()) - known["groups"], len(counts) - 1),
         larger=(str(most), counts[most]) if most.heard and counts[most] > counts[cause] else None,

@@ -656,7 +656,13 @@ def _caused(survey: Survey) -> str:
     rest = survey.parked.count - cause.count - most
     also = f"; {number(most)} {larger}" if larger else ""
     others = ngettext("; %(number)s other", "; %(number)s others", rest) if cause.others and rest > 0 else ""
-    return f"{_titled(survey)}, {grown}{also}{others % {'number': number(rest)} if others else ''}"
+    ago = survey.at - cause.others_seen if cause.others_seen else STILL_GROWS
+    # The named one is the largest, but may be quiet while the others fail.
+    lately = others and ago < STILL_GROWS <= survey.at - cause.last_seen
+    others = others % {"number": number(rest)} if others else ""
+    if lately:
+        others += ", " + _("the last %(span)s ago") % {"span": span(max(ago, timedelta()))}
+    return f"{_titled(survey)}, {grown}{also}{others}"
 
 
 def _titled(survey: Survey) -> str:
@@ -809,8 +815,6 @@ def growth(
         return _("growing")
     passed = {"span": span(max(now - last_seen, timedelta()))}
     if now - last_seen < STILL_GROWS:
-        if again > 1:
-            return _("%(number)s failed again, the last %(span)s ago") % {"number": number(again), **passed}
         return (_("failed again %(span)s ago") if again else _("the last %(span)s ago")) % passed
     all_parked = parked is None or parked >= newest
     if since is not None and has_grown(newest) and all_parked and now - (last_new or last_seen) < BURST_TOLD:

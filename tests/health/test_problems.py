@@ -441,7 +441,7 @@ def test_beside_a_run_only_what_it_does_not_send_is_judged(failed: int, left: in
 
     assert found.code is code
     assert found.text == (
-        f"{40 + left} messages parked: GatewayTimeout, {failed} failed again, the last 5 s ago. Requeue run 8 by ann "
+        f"{40 + left} messages parked: GatewayTimeout, failed again 5 s ago. Requeue run 8 by ann "
         f"is sending 40 of them; nobody sends the other {left}."
     )
     assert found.fix == "manage.py rmq_parked requeue --group 3 --dry-run"
