@@ -628,6 +628,7 @@ class Code(Enum):
     CRASH_LOOP_OVER = replace(
         CRASH_LOOP,
         severity=Severity.WARNING,
+        text=_("Consumers of %(queues)s died again and again: %(number)s since %(since)s, the last one %(span)s ago."),
         fix=_lists("CRASH_LOOP_OVER --run %(quoted)s", signed="once you know why they died"),
     )
     LATE = _warning(Area.CONSUMERS)(

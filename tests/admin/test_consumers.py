@@ -543,11 +543,11 @@ def test_a_crash_loop_has_the_same_number_everywhere_for_as_long_as_it_is_told_o
         born = made.consumer(host=f"h{number}", **times).beat_at + timedelta(seconds=2)
     made.consumer(host="next", started_at=born)
     tidy_vanished()
-    said = f"die again and again: 230 since {minute(first + timedelta(seconds=18))}, the last one"
+    said = f"died again and again: 230 since {minute(first + timedelta(seconds=18))}, the last one"
 
     assert said in Page(page.get(NOW)).text
     assert said in Page(page.get(CONSUMERS)).text
-    assert "die again and again: 230 since " in run("rmq_status").out
+    assert "died again and again: 230 since " in run("rmq_status").out
     earlier = {name: F(name) - timedelta(minutes=30) for name in ("started_at", "beat_at")}
     ConsumerProcess.objects.exclude(host="next").update(**earlier)
     tidy_vanished()
@@ -565,8 +565,8 @@ def test_a_crash_loop_that_was_over_is_amber_after_a_deployment(page: Client) ->
     made.consumer(host="deployed", started_at=timezone.now())
     answer = page.get(CONSUMERS)
 
-    assert "! Consumers of payments.main die again and again: 3 since " in Page(answer).text
-    assert "! Consumers of payments.main die again and again: 3 since " in Page(page.get(NOW)).text
+    assert "! Consumers of payments.main died again and again: 3 since " in Page(answer).text
+    assert "! Consumers of payments.main died again and again: 3 since " in Page(page.get(NOW)).text
 
 
 def test_a_crash_loop_names_what_it_has_parked_and_leads_to_its_group(page: Client) -> None:
@@ -602,7 +602,7 @@ def test_the_fold_of_a_crash_loop_has_as_many_processes_as_its_head_says_and_old
     tables = {table.what: [row.process.row.host for row in rows] for table, rows in answer.context["tables"]}
 
     assert tables == {"loop 0": ["h8", "h7", "h6", "h5"], "": ["next"], "over": ["h4", "h3", "h2", "h1", "h0"]}
-    assert "die again and again: 4 since" in Page(answer).text
+    assert "died again and again: 4 since" in Page(answer).text
     assert "5 that ended or vanished are over" in Page(answer).text
 
 

@@ -679,7 +679,7 @@ def test_a_process_that_hangs_after_a_crash_loop_is_no_part_of_it() -> None:
     found = {problem.code: problem for problem in in_processes(rows, NOW)}
 
     assert "web:4" in found[Code.VANISHED].text
-    assert found[Code.CRASH_LOOP_OVER].text.startswith("Consumers of a die again and again: 3 since")
+    assert found[Code.CRASH_LOOP_OVER].text.startswith("Consumers of a died again and again: 3 since")
 
 
 def test_a_loop_that_was_over_does_not_go_on_with_one_later_death() -> None:
