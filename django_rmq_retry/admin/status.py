@@ -38,7 +38,7 @@ from django_rmq_retry.health.rules import ActingPage, Code, Problem, Severity
 from django_rmq_retry.markup import visible
 from django_rmq_retry.models import LiveStatus, ParkedMessage, RequeueRun, State
 from django_rmq_retry.parked.database import records_alias
-from django_rmq_retry.parked.held_up import held_up, in_few_words, stands
+from django_rmq_retry.parked.held_up import in_few_words
 from django_rmq_retry.parked.operators import LABEL
 from django_rmq_retry.wording import number
 
@@ -336,8 +336,7 @@ def _health(known: Survey, seen: broker_look.Look) -> Health:
 def _latest_runs(known: Survey, seen: broker_look.Look, most: int) -> list[tuple[RequeueRun, SafeString]]:
     """Return the latest active runs, each with its badge, which names a stopped queue that it waits for."""
     runs = known.runs[::-1][:most]
-    held = held_up(filter(stands, runs), [state_of(one) for one in known.stopped])
-    return [(run, badge_of(run, seen, held=in_few_words(held.get(run.pk, ())))) for run in runs]
+    return [(run, badge_of(run, seen, held=in_few_words(known.held.get(run.pk, ())))) for run in runs]
 
 
 def _unknown_figures(shown: broker_look.Look, request: HttpRequest) -> object:

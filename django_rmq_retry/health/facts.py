@@ -29,6 +29,8 @@ from django.db.models import (
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.halts import halted
+from django_rmq_retry.breakers.queue_state import QueueState
+from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_connections import Unanswered
 from django_rmq_retry.declared import rows
@@ -75,6 +77,7 @@ from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.early_outcomes import HANDLED_TWICE, PERHAPS_TWICE
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import BURST_TOLD, GROWTH_SPAN, burst_of, grows, minute_of
+from django_rmq_retry.parked.held_up import held_up, stands
 from django_rmq_retry.parked.items import (
     LeftBehind,
     counted_elsewhere,
@@ -104,6 +107,8 @@ MOST_SURVEYED_ITEMS = 500
 """The most unsent messages of a paused run that are examined: those that are sent next."""
 KILLERS_TOLD_FOR, MOST_KILLERS = timedelta(hours=1), 100
 """The time after its parking in which a message may be named as what killed consumers, and the most of them."""
+MOST_HELD_RUNS = 5
+"""The latest active runs of which is told for which stopped queue they wait."""
 MOST_NAMED_RUNS = 5
 """The most runs of which a survey names the first messages that were handled twice, each by one query."""
 MOST_RETRIES = 500
@@ -248,6 +253,8 @@ class Survey:
     """The active ones."""
     to_send: int = 0
     """The parked messages that those of them are to send that are sending; no more than are parked."""
+    held: Mapping[int, Sequence[QueueState]] = field(default_factory=dict)
+    """The stopped queues for which the latest of them wait, by the number of the run."""
     twice: tuple[RequeueRun, ...] = ()
     """Those of the active ones, and of the lately ended ones, of whose messages some were handled twice, or perhaps."""
     twice_names: Mapping[int, Sequence[str]] = field(default_factory=dict)
@@ -353,6 +360,7 @@ def survey(*, page: bool = False) -> Survey:
         causes=origins.causes,
         runs=runs,
         to_send=min(sends, parked_now.count),
+        held=held_up(filter(stands, runs[-MOST_HELD_RUNS:]), [state_of(one) for one in stopped]),
         twice=twice,
         twice_names={run.pk: _names_in_doubt(run) for run in twice[:MOST_NAMED_RUNS]},
         elsewhere={

@@ -80,6 +80,7 @@ from django_rmq_retry.models.parked import State
 from django_rmq_retry.models.runs import PACED, RunState, RunWait
 from django_rmq_retry.parked.checked import mark_of_run
 from django_rmq_retry.parked.groups import BURST_TOLD, STILL_GROWS, Lately, grows, has_grown
+from django_rmq_retry.parked.held_up import in_few_words
 from django_rmq_retry.parked.run_steering import resuming
 from django_rmq_retry.topology.declarations import QueueDeclaration, Role, work_queue
 from django_rmq_retry.topology.plan import Item, Plan, PlanState
@@ -333,7 +334,7 @@ def in_survey(survey: Survey, limits: Limits, levels: Sequence[Level] = ()) -> I
     ready = {level.queue: level.ready for level in levels if level.ready}
     yield from _in_clocks(survey)
     yield from in_outbox(survey.outbox, now, limits) if survey.outbox_answers else [Problem(code=Code.OUTBOX_AWAY)]
-    of_runs = list(in_runs(survey.runs, now, survey.elsewhere))
+    of_runs = list(in_runs(survey.runs, now, survey.elsewhere, survey.held))
     yield from _in_parked(survey, limits, troubled={one.subject for one in of_runs})
     yield from _in_silent(survey.silent, now)
     for control in survey.stopped:
@@ -724,8 +725,11 @@ def _behind(blocked: BlockedCounts) -> str:
 
 
 def _at_it(survey: Survey, left: int) -> str:
-    """Return a sentence on the runs that are sending parked messages, and on how many of these nobody sends."""
+    """Return a sentence on the runs that are to send parked messages, and on how many of these nobody sends."""
     runs = survey.sending
+    waiting = [run for run in runs if run.nothing_sent_since(survey.at)]
+    if waiting:
+        return _waits(survey) if waiting == runs else _sent_by(survey)
     text = ngettext(
         "Requeue run %(runs)s by %(who)s is sending %(number)s of them; nobody sends the other %(left)s.",
         "Requeue runs %(runs)s by %(who)s are sending %(number)s of them; nobody sends the other %(left)s.",
@@ -740,6 +744,23 @@ def _at_it(survey: Survey, left: int) -> str:
     counts = {"number": survey.to_send, "left": left}
     counts |= {"sent": sum(run.sent for run in runs), "total": sum(run.total for run in runs)}
     return text % {**_named_runs(runs), **{name: number(count) for name, count in counts.items()}}
+
+
+def _waits(survey: Survey) -> str:
+    """Return a sentence on runs of which each waits, and for what."""
+    runs = survey.sending
+    text = ngettext(
+        "Requeue run %(runs)s waits with %(number)s of them%(because)s.",
+        "Requeue runs %(runs)s wait with %(number)s of them%(because)s.",
+        len(runs),
+    )
+    why = listed(dict.fromkeys(filter(None, (_why_it_waits(run, survey.held).removesuffix(".") for run in runs))))
+    return text % {**_named_runs(runs), "number": number(survey.to_send), "because": f": {why}" if why else ""}
+
+
+def _why_it_waits(run: RequeueRun, held: Mapping[int, Sequence[QueueState]]) -> str:
+    """Return what a run waits for: a stopped queue rather than what follows from it."""
+    return in_few_words(held.get(run.pk, ())) or run.explanation
 
 
 def _named_runs(runs: Sequence[RequeueRun]) -> dict[str, object]:
@@ -1308,15 +1329,21 @@ def in_groups(
 
 
 def in_runs(
-    runs: Iterable[RequeueRun], now: datetime, elsewhere: Mapping[int, int] = MappingProxyType({})
+    runs: Iterable[RequeueRun],
+    now: datetime,
+    elsewhere: Mapping[int, int] = MappingProxyType({}),
+    held: Mapping[int, Sequence[QueueState]] = MappingProxyType({}),
 ) -> Iterator[Problem]:
-    """Yield the runs that need somebody; ``elsewhere`` has the unsent messages that are not to be counted with them."""
+    """Yield the runs that need somebody; ``elsewhere`` has the unsent messages that are not to be counted with them.
+
+    Those ``held`` wait for stopped queues.
+    """
     for run in runs:
         paused = run.state == RunState.PAUSED
         # A lease ends later than its driver has stopped.
         since = min((None if paused else run.leased_until) or run.beat_at or run.created_at, now)
         others = elsewhere.get(run.pk, 0)
-        idle, explanation = now - since, _with_others(run.explanation, others).removesuffix(".")
+        idle, explanation = now - since, _with_others(_why_it_waits(run, held), others).removesuffix(".")
         itself = f"manage.py rmq_parked requeue-run {run.pk}"
         values: dict[str, object] = {
             "command": itself,

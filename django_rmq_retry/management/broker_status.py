@@ -1,7 +1,7 @@
 """The status of broker, database and topology, as text and JSON."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -12,7 +12,6 @@ from django.db import connections
 from django_rmq_retry.amqp.inspection import LAG_SECONDS
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.arguments import plural
-from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health.condition import Condition, standby, waiting_by_home, waiting_messages
@@ -24,7 +23,7 @@ from django_rmq_retry.health.rules import Code, Severity
 from django_rmq_retry.management.findings import Finding
 from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import QueueControl
-from django_rmq_retry.parked.held_up import held_up, in_few_words, stands
+from django_rmq_retry.parked.held_up import in_few_words
 from django_rmq_retry.topology.declarations import Role
 from django_rmq_retry.topology.plan import Plan, PlanState
 from django_rmq_retry.wording import MOST_IN_A_TEXT, second, span
@@ -71,14 +70,6 @@ class BrokerStatus:
         if self.survey is None or not settings().records:
             return None
         return sum(row.living(self.survey.at) for row in self.survey.processes)
-
-    @cached_property
-    def held(self) -> Mapping[int, Sequence[QueueState]]:
-        """The stopped queues for which the latest runs wait, by the number of the run."""
-        if self.survey is None:
-            return {}
-        runs = self.survey.runs[: -MOST_IN_A_TEXT - 1 : -1]
-        return held_up(filter(stands, runs), list(map(state_of, self.survey.stopped)))
 
     def stopped(self, row: Judged) -> QueueControl | None:
         """Return why an operator or a breaker has stopped a queue."""
@@ -254,7 +245,8 @@ def totals(seen: BrokerStatus, *, terminal: bool) -> Iterator[str]:
 
     again = f", {parked.recent_again} of them again" if parked.recent_again else ""
     lately = f" (+{parked.recent} in 10 min{again})" if parked.recent else ""
-    held = "; ".join(f"{run} waits: {in_few_words(stopped)}" for run, stopped in seen.held.items())
+    latest = sorted(seen.survey.held.items(), reverse=True)[:MOST_IN_A_TEXT]
+    held = "; ".join(f"{run} waits: {in_few_words(stopped)}" for run, stopped in latest)
     runs = f"requeue runs {len(seen.survey.runs)} active" + (f" ({held})" if held else "")
     words += [f"parked {parked.count}{lately}{age(parked.oldest)}", runs]
     yield " · ".join(words)

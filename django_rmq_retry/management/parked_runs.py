@@ -256,12 +256,13 @@ def show_runs(command: RmqCommand, options: Options) -> Exit:
             if any(getattr(run, name) for run in runs):
                 counts, head = [*counts, name], [*head, title]
         started = [clock(run.created_at, terminal=terminal) for run in runs]
+        held, now = held_up(filter(stands, runs)), database_clock.reckoned(records_alias())
+        states = ["waits" if run.nothing_sent_since(now) else run.state for run in runs]
         cells = [
-            (run.pk, run.state, at, run.who, *attrgetter(*counts)(run), run.reason)
-            for run, at in zip(runs, started, strict=True)
+            (run.pk, state, at, run.who, *attrgetter(*counts)(run), run.reason)
+            for run, state, at in zip(runs, states, started, strict=True)
         ]
         command.table([(*head, "REASON"), *cells], cut=True)
-        held, now = held_up(filter(stands, runs)), database_clock.reckoned(records_alias())
         for run in runs:
             if run.pk in held:
                 command.say(f"Requeue run {run.pk} waits: {in_few_words(held[run.pk])}.")

@@ -134,3 +134,29 @@ def test_a_run_that_holds_the_rest_back_names_the_stopped_queue(page: Client) ->
     assert "◔ Sends nothing now · payments.main is paused The rest waits for the first outcomes" in shown(page, run)
     assert "● Sending 1 of 40" in shown(page, sends).replace("  ", " ")
     assert Page(page.get(RUNS)).text.count("payments.main is paused") == 1
+
+
+def test_a_canary_that_a_pause_holds_is_not_sending(page: Client) -> None:
+    """ "Requeue run 1 by lead is sending 24 of them; nobody sends the other 15." It had sent one, and none for 40 s."""
+    made.consumer()
+    paused()
+    cause = made.group()
+    run = waiting("payments.main", state=RunState.RUNNING, wait=RunWait.CANARY_WAITS, canary=True, total=3)
+    for place in (1, 2):
+        message = made.message(cause)
+        facts = {"place": place, "revision": message.revision, "state": ItemState.PENDING}
+        RequeueItem.objects.create(run=run, message=message, **facts)
+    made.message(made.group(title="UnknownAccount"))
+    live = Page(page.get("/admin/rmq_retry/livestatus/")).text
+    card = Page(page.get("/admin/rmq_retry/")).text
+    known = Health(survey=survey())
+    QueueControl.objects.update(paused=False)
+    free = Page(page.get("/admin/rmq_retry/livestatus/")).text
+    listed = command("rmq_parked", "requeue-runs")
+
+    waits = f" Requeue run {run.pk} waits with 2 of them: payments.main is paused."
+    assert [text.count(waits) for text in (live, card)] == [1, 1]
+    assert [waits in one.text for one in known.needs if "parked" in one.text] == [True]
+    assert "sending" not in live + card
+    assert f"Requeue run {run.pk} waits with 2 of them: One message was sent. The others follow when it has" in free
+    assert (listed.lines[1][1], "sends nothing now" in listed.err) == ("waits", True)

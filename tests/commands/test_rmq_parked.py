@@ -416,6 +416,7 @@ class TestRequeue:
         assert (item["state"], item["wait"]) == ("running", wait)
         assert item["sends_nothing_since"] == (item["sent_at"] if stands else None)
         assert (f"Requeue run {run.pk} sends nothing now. " in listed.err) is stands
+        assert listed.lines[1][1] == ("waits" if stands else "running")
 
     def test_more_than_a_hundred_are_refused_without_a_reason_before_anything_is_asked(self) -> None:
         for _ in range(101):
