@@ -98,6 +98,10 @@ def _whole(preview: str) -> Iterator[Shown]:
     yield Shown(name="10,000 pasted keys", address=f"{LIST}keys/", posted={"keys": keys}, served=1000.0)
     left_out = {"except": keys, "leave_out": "1"}
     yield Shown(name="10,000 keys left out", address=preview, posted=left_out, served=1000.0)
+
+
+def in_crash_loop() -> Iterator[Shown]:
+    """Return the pages that tell of consumers, after very many of them died; the others are measured before."""
     for place in range(DEAD_CONSUMERS - ConsumerProcess.objects.count()):
         lived: dict[str, Any] = {
             "seconds": 40 + 8 * place,
@@ -107,6 +111,7 @@ def _whole(preview: str) -> Iterator[Shown]:
         began = timezone.now() - timedelta(seconds=46 + 8 * place)
         made.consumer(started_at=began, queues=["ledger.main"], **lived)
     yield Shown(name="consumers, 200 dead", address=f"{ADMIN}consumerprocess/", further=1)
+    yield Shown(name="live status, 200 dead", address=f"{ADMIN}livestatus/", served=None, further=2)
 
 
 def measure(shape: Shape) -> list[Finding]:
@@ -117,10 +122,12 @@ def measure(shape: Shape) -> list[Finding]:
     findings: list[Finding] = []
     slow: list[str] = []
     paces: list[float] = []
-    for who, person in _people():
-        client = Client()
-        client.force_login(person)
-        shown = list(pages(shape))
+    people = [(who, _signed_in(person)) for who, person in _people()]
+    rounds = [(who, client, pages(shape)) for who, client in people]
+    if shape.parked == 1:
+        rounds += [(who, client, in_crash_loop()) for who, client in people]
+    for who, client, some in rounds:
+        shown = list(some)
         for page, took in zip(shown, timed([_asking(client, page) for page in shown]), strict=True):
             met = page.verdict(took)
             rows.append(_row(page, who, took, met))
@@ -137,6 +144,12 @@ def measure(shape: Shape) -> list[Finding]:
         print("\nThe slowest query of each page above its target:", *slow, sep="\n")
     print(flush=True)
     return findings
+
+
+def _signed_in(person: User) -> Client:
+    client = Client()
+    client.force_login(person)
+    return client
 
 
 def _people() -> Iterator[tuple[str, User]]:
