@@ -388,9 +388,9 @@ def _in_given_again(survey: Survey, levels: Sequence[Level]) -> Iterator[Problem
     stopped = {one.queue for one in survey.stopped}
     for queue, one in survey.given_again.items():
         waiting = () if queue in stopped or _is_empty(queue, survey, levels) else one.waiting
-        if one.now or waiting:
-            said = _given_again(replace(one, waiting=waiting))
-            yield Problem(code=Code.GIVEN_AGAIN, subject=queue, count=len(one.now) + len(waiting), values=said)
+        told = replace(one, waiting=waiting)
+        if told.count:
+            yield Problem(code=Code.GIVEN_AGAIN, subject=queue, count=told.count, values=_given_again(told))
 
 
 def _is_empty(queue: str, survey: Survey, levels: Iterable[Level]) -> bool:
@@ -405,7 +405,12 @@ def _given_again(one: GivenAgain) -> dict[str, object]:
     now = ngettext(
         "%(number)s message is being handled again: %(names)s.",
         "%(number)s messages are being handled again: %(names)s.",
-        len(one.now),
+        len(one.begun),
+    )
+    perhaps = ngettext(
+        "%(number)s message in a handler may have been begun by a lost consumer before: %(names)s.",
+        "%(number)s messages in handlers may have been begun by a lost consumer before: %(names)s.",
+        len(one.perhaps),
     )
     waiting = ngettext(
         "%(number)s message was in a handler when its consumer was heard of last, and may be handled again: %(names)s.",
@@ -413,13 +418,11 @@ def _given_again(one: GivenAgain) -> dict[str, object]:
         "%(names)s.",
         len(one.waiting),
     )
-    told = ((now, one.now), (waiting, one.waiting))
+    told = ((now, one.begun), (waiting, one.waiting), (perhaps, one.perhaps))
     said = [text % {"number": number(len(names)), "names": listed(names)} for text, names in told if names]
-    advice = _("A consumer that is gone may have begun the work.")
+    advice = _("The work may be done already.")
     if one.waiting:
         advice = _("The work may be done already: pause the queue until you know.")
-    elif one.begun:
-        advice = _("The work may be done already.")
     return {"said": said[0], "advice": " ".join([*said[1:], advice])}
 
 

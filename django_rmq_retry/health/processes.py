@@ -557,12 +557,16 @@ def unreplaced(dead: Iterable[Dead]) -> list[ConsumerProcess]:
 class GivenAgain:
     """Messages of one queue that lost processes had, and that others are given: their work may be done already."""
 
-    now: tuple[str, ...]
-    """Those in a handler again."""
-    begun: int
-    """How many of these a lost process is known to have begun: the first ones."""
+    begun: tuple[str, ...]
+    """Those in a handler again that a lost process is known to have begun."""
+    perhaps: tuple[str, ...]
+    """Those in a handler that a lost process may have begun."""
     waiting: tuple[str, ...]
     """Those that were in a handler when their process was heard of last, and that nobody has had since."""
+
+    @property
+    def count(self) -> int:
+        return len(self.begun) + len(self.perhaps) + len(self.waiting)
 
 
 def left_by_the_lost(
@@ -609,11 +613,11 @@ def _given_again(
             if not (late or each.auto_ack or each.handler in once) and each.waits_since(one.row.beat_at):
                 waiting[queue].append(each.name)
     for known in again.values():
-        known.sort(key=lambda each: (_place_of(each) not in begun, each.since or now))
+        known.sort(key=lambda each: each.since or now)
     return {
         queue: GivenAgain(
-            now=tuple(dict.fromkeys(each.name for each in again[queue])),
-            begun=sum(_place_of(each) in begun for each in again[queue]),
+            begun=tuple(dict.fromkeys(each.name for each in again[queue] if _place_of(each) in begun)),
+            perhaps=tuple(dict.fromkeys(each.name for each in again[queue] if _place_of(each) not in begun)),
             waiting=tuple(sorted(set(waiting[queue]))),
         )
         for queue in dict.fromkeys((*again, *waiting))
