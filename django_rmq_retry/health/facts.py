@@ -76,7 +76,7 @@ from django_rmq_retry.parked.checked import checked, mark
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.early_outcomes import HANDLED_TWICE, PERHAPS_TWICE
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
-from django_rmq_retry.parked.groups import BURST_TOLD, GROWTH_SPAN, burst_of, grows, minute_of
+from django_rmq_retry.parked.groups import BURST_TOLD, GROWTH_SPAN, OF_LAST_TIME, burst_of, grows, minute_of
 from django_rmq_retry.parked.held_up import held_up, stands
 from django_rmq_retry.parked.items import (
     LeftBehind,
@@ -689,14 +689,15 @@ def _bursts(causes: Collection[AlarmCause], now: datetime) -> dict[AlarmCause, _
         count__gt=0,
     )
     of = ("group__muted", "group__title", "reasoned", "minute", "new")
-    rows = minutes.order_by().annotate(reasoned=_reasoned("group__")).values(*of).annotate(n=Sum("count"))
+    rows = minutes.order_by().annotate(reasoned=_reasoned("group__")).values(*of)
+    rows = rows.annotate(n=Sum("count", filter=Q(new=False) | OF_LAST_TIME, default=0))
     new_ones: dict[AlarmCause, dict[datetime, int]] = {one: {} for one in causes}
     again = Counter[AlarmCause]()
     for muted, title, reason, minute, new, count in rows.values_list(*of, "n"):
         cause = AlarmCause(not muted, title, bool(reason))
         if cause not in new_ones:
             continue
-        if new:
+        if new and count:
             new_ones[cause][minute] = count
         elif minute > now - GROWTH_SPAN:
             again[cause] += count

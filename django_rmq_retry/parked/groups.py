@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from django.db import router
-from django.db.models import BooleanField, Case, Count, F, OuterRef, QuerySet, Subquery, Sum, Value, When
+from django.db.models import BooleanField, Case, Count, F, OuterRef, Q, QuerySet, Subquery, Sum, Value, When
 from django.db.models.functions import Coalesce, Greatest, Least
 from django.utils.translation import gettext as _
 
@@ -37,6 +37,8 @@ BURST_TOLD = timedelta(hours=1)
 """The time after its last new failure for which the number of a burst is told; the most that is added up for it."""
 STILL_GROWS = timedelta(minutes=1)
 """The time after its last failure, a new one or one again, for which a group still grows."""
+OF_LAST_TIME = Q(group__regressed_at=None) | Q(minute__gt=F("group__regressed_at") - MINUTE)
+"""The minutes since a group occurred again, after all its messages had been resolved: its burst begins anew then."""
 
 
 def recount(groups: Collection[int] | None = None) -> int:
@@ -123,7 +125,7 @@ class GroupTally:
     def write(self, *, using: str, now: datetime) -> None:
         """Update each changed group with one statement. Messages are locked before groups, and runs after."""
         for group in sorted(self.changes):
-            changes = _columns(self.changes[group], now)
+            changes = _columns(self.changes[group])
             if changes:
                 ErrorGroup.objects.using(using).filter(pk=group).update(**changes)
         ParkedOrigin.objects.add(self.origins, using=using)
@@ -143,11 +145,11 @@ class GroupTally:
             count_minutes(rows, using=using)
 
 
-def _columns(change: _Change, now: datetime) -> dict[str, Any]:
+def _columns(change: _Change) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     if change.seen:
         # This column comes first: MariaDB evaluates an assignment with the new values of those before it.
-        resolved = When(parked=0, requeued=0, arrived__gt=0, then=Value(now))
+        resolved = When(parked=0, requeued=0, arrived__gt=0, then=Value(min(change.seen)))
         columns["regressed_at"] = Case(resolved, default=F("regressed_at"))
         columns["arrived"] = F("arrived") + len(change.seen)
         columns["first_seen"] = Least("first_seen", Value(min(change.seen)))
@@ -283,14 +285,15 @@ def parked_lately(groups: Iterable[int], *, buckets: int = BUCKETS) -> Lately:
     first = end - BURST_TOLD
     recent = ParkedMinute.objects.filter(group__in=list(counts), minute__gte=min(first, starts[0])).order_by()
     places: dict[datetime, int] = {}
-    for group, minute, new, count in recent.values_list("group", "minute", "new", "count"):
+    burst = Case(When(OF_LAST_TIME, new=True, then="count"), default=0)
+    for group, minute, count, new in recent.values_list("group", "minute", "count", burst):
         if (place := places.get(minute)) is None:
             # By the clock of a worker that is ahead, a message may be parked later than now.
             place = places[minute] = min((minute - starts[0]) // BUCKET, buckets - 1)
         if place >= 0:
             counts[group][place] += count
-        if new and count and minute >= first:
-            new_ones[group][minute] += count
+        if new and minute >= first:
+            new_ones[group][minute] += new
     bursts = {group: burst_of(new_ones[group]) for group in counts}
     newest = {group: number for group, (number, _began) in bursts.items()}
     return Lately(starts, counts, newest, {group: began for group, (_n, began) in bursts.items() if began})

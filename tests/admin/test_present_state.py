@@ -510,6 +510,26 @@ def test_the_number_of_a_burst_gets_no_smaller_as_it_passes(page: Client) -> Non
     assert f"7 messages parked: BankDown, +6 since {began}, none for 3 min." in shown(page, "livestatus/")
 
 
+def test_a_burst_begins_anew_when_an_error_occurs_again_after_all_was_resolved(page: Client) -> None:
+    """ "growing (+78 since 14:56)" with 12 parked, beside "occurred again at 15:06, after all …"."""
+    now = timezone.now()
+    again = now - timedelta(seconds=50)
+    cause = made.group(title="BankDown", last_seen=now, last_new=now, regressed_at=again)
+    for minutes in (4, 2):
+        made.message(cause, state=State.PROCESSED, parked_at=now - timedelta(minutes=minutes))
+    for at in (again, now, now):
+        made.message(cause, parked_at=at)
+    began = minute(minute_of(again))
+    [card] = [card for card, *_rest in page.get(f"{ADMIN}errorgroup/").context["cards"]]
+    preview = Page(page.get(f"{ADMIN}requeuerun/preview/", {"group": cause.pk}, follow=True)).text
+    known = survey().cause
+
+    assert card.growing == f"growing (+3 since {began})"
+    assert known is not None
+    assert (known.newest, known.newest_since) == (3, minute_of(again))
+    assert "Still failing: 3 new failures since " in preview
+
+
 def test_new_failures_that_were_requeued_meanwhile_still_count(page: Client) -> None:
     """Otherwise a cause would look calm because somebody has sent its messages."""
     cause, now = made.group(title="BankDown"), timezone.now()
