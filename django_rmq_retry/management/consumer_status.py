@@ -32,19 +32,22 @@ def process_rows(found: Sequence[ProcessRow], *, terminal: bool) -> Table:
 def in_flight_rows(found: Sequence[ProcessRow], *, terminal: bool) -> Table:
     """Return one row for each message in flight, those of vanished processes and the late ones first.
 
-    Those of processes whose work others do are left out, unless they were perhaps done twice: others have handled them,
-    or have them in flight.
+    Of processes whose work others do those are left out that others have handled, once, or have in flight.
     """
     rows: list[Sequence[object]] = [_IN_FLIGHT]
     styles = [""]
     every = ((row, message) for row in found for message in row.process.in_flight)
-    pairs = [(row.process, one) for row, one in every if not row.replaced or one.perhaps_twice_by]
+    pairs = [(row.process, one) for row, one in every if not (row.replaced and _is_settled(one))]
     for process, message in sorted(pairs, key=lambda pair: not _needs_somebody(*pair)):
         names = (message.handler or message.queue or "-", message.key or "-", message.message_id or "-")
         state = _outcome(process, message)
         rows.append((_name(process), *names, message.attempt, clock(message.since, terminal=terminal), state))
         styles.append("ERROR" if _needs_somebody(process, message) else "")
     return rows, styles
+
+
+def _is_settled(message: InFlight) -> bool:
+    return bool(message.processed_since or message.also) and not message.perhaps_twice_by
 
 
 def as_data(one: Process) -> Mapping[str, object]:

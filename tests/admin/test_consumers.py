@@ -247,6 +247,16 @@ def test_a_replaced_process_counts_its_messages_that_may_have_been_handled_twice
     assert run("rmq_status", "--consumers").out.count("! handled again by worker-4:12: perhaps done twice") == 3
 
 
+def test_the_command_names_what_nobody_is_known_to_have_handled_of_a_replaced_process(page: Client) -> None:
+    """Its page said "outcome of 1 message unknown", and the command left that message out."""
+    gone = made.consumer(seconds=4000, in_flight=[made.in_flight(seconds=4010), made.in_flight(message_id="9f3c-8")])
+    made.tried_again("9f3c-8", at=gone.beat_at + timedelta(seconds=1), verdict="retry")
+    made.consumer(host="a")
+
+    assert "outcome of 1 message unknown" in shown(page)
+    assert [row[-1] for row in run("rmq_status", "--consumers").rows if "9f3c-7" in row] == ["✕ outcome unknown"]
+
+
 def test_what_was_in_quarantine_as_its_worker_died_has_the_state_of_its_record(page: Client) -> None:
     """It was parked because its worker died, and "outcome unknown" half an hour later."""
     one = made.message(message_id="9f3c-7", queue="payments.main", state=State.PARKED)
