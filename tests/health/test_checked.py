@@ -624,3 +624,17 @@ def test_a_command_says_of_a_crash_loop_that_it_was_checked() -> None:
     assert "manage.py rmq_parked checked CRASH_LOOP --run payments.main lists them; once you know why they died" in hint
     assert [line[0] for line in shown.lines[1:]] == ["worker-3:3", "worker-3:2", "worker-3:1"]
     assert (shown.code, done.code, loops()) == (0, 0, [])
+
+
+def test_what_a_checked_crash_loop_had_begun_is_told_while_it_is_handled_again() -> None:
+    """Nobody knew of any problem after the check, while a payment of the loop was made a second time."""
+    killed_by_hand()
+    last = ConsumerProcess.objects.filter(pid=3)
+    last.update(in_flight=[made.in_flight(seconds=(timezone.now() - last.get().beat_at).total_seconds() + 9)])
+    ConsumerProcess.objects.filter(pid=9).update(in_flight=[made.in_flight(seconds=5, again=True)])
+    before = [one.code for one in in_survey(survey(), Limits())]
+    run("rmq_parked", "checked", "CRASH_LOOP", "--run", "payments.main", "--reason", "I killed them", "--yes")
+    found = [one.text for one in in_survey(survey(), Limits()) if one.code is Code.GIVEN_AGAIN]
+
+    assert (Code.CRASH_LOOP in before, Code.GIVEN_AGAIN in before) == (True, False)
+    assert (found, loops()) == (["1 message is being handled again: PAY-1."], [])
