@@ -154,7 +154,7 @@ class Health:
 
     @property
     def needs(self) -> tuple[Problem, ...]:
-        """The problems that need somebody."""
+        """The problems that need somebody, and those that somebody is at."""
         return self.of_severity(Severity.WARNING)
 
     @cached_property
@@ -203,6 +203,10 @@ class Health:
         told = any(one.code in OF_OUTBOX for one in found)
         if self.away and outbox.waiting and not told:
             yield Problem(code=Code.OUTBOX_WAITS, count=outbox.waiting, since=outbox.oldest)
+
+    def failing(self, least: Severity) -> tuple[Problem, ...]:
+        """Return those of at least this severity that nobody is at."""
+        return tuple(problem for problem in self.of_severity(least) if not problem.rule.under_way)
 
     def of_severity(self, least: Severity) -> tuple[Problem, ...]:
         return tuple(problem for problem in self.problems if problem.severity >= least)

@@ -41,18 +41,27 @@ class Finding:
     """When it began, if that is known."""
     said: bool = False
     """True if its sentences say for how long it has lasted."""
+    under_way: bool = False
+    """True if somebody is at it, so that it needs nobody else."""
 
     def as_data(self) -> dict[str, object]:
         parts = asdict(self)
-        del parts["said"]
-        return {**parts, "since": utc(self.since)}
+        return {name: parts[name] for name in parts if name not in ("said", "under_way")} | {"since": utc(self.since)}
 
     @classmethod
     def of(cls, problem: Problem) -> "Finding":
-        grade, area = GRADES[problem.severity], problem.rule.area
+        grade, under_way = GRADES[problem.severity], problem.rule.under_way
         why, fix = ("", "") if grade is Grade.OK else (problem.why, problem.fix)
-        said = problem.untold_since is None
-        return cls(area=area, level=grade, problem=problem.text, why=why, fix=fix, since=problem.since, said=said)
+        return cls(
+            area=problem.rule.area,
+            level=Grade.OK if under_way else grade,
+            problem=problem.text,
+            why=why,
+            fix=fix,
+            since=problem.since,
+            said=problem.untold_since is None,
+            under_way=under_way,
+        )
 
     @classmethod
     def unseen(cls, area: Area, reason: str, *, what: str = "", fix: str = "") -> "Finding":
@@ -80,7 +89,7 @@ def write(command: RmqCommand, findings: Sequence[Finding], *, by_area: bool) ->
             shown = finding.area
             command.line(shown.value.capitalize())
         sign, style = SIGNS[finding.level]
-        _paragraph(command, f"{indent}{sign} ", finding.problem, style)
+        _paragraph(command, f"{indent}{'…' if finding.under_way else sign} ", finding.problem, style)
         since = f"Since {local(finding.since)}." if finding.since and not finding.said else ""
         _paragraph(command, f"{indent}  ", f"{finding.why} {since}".strip())
         if finding.fix:

@@ -13,11 +13,12 @@ from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.health.facts import survey
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.management.broker_status import BrokerStatus, is_quiet, state
+from django_rmq_retry.models import RequeueRun, RunState
 from django_rmq_retry.models.controls import VANISHED_AFTER
 from django_rmq_retry.topology import Role
 from tests.admin.made import consumer
 from tests.commands.running import Exit, Ran, Terminal, run
-from tests.operators.made import record
+from tests.operators.made import record, requeue_run
 from tests.shop.running import Shop
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -51,6 +52,24 @@ def test_a_probe_gets_one_line_and_an_exit_code(amqp: BlockingChannel) -> None:
     assert (shown.code, shown.lines[0]) == (Exit.DONE, ["1 problem, 0 warnings."])
     assert shown.lines[1][:3] == ["consumers", "error", "Queue 'payments.charge' has no consumer. 1 message waits."]
     assert ["payments.charge", "work", "1", "0", "✕ no consumer reads this queue"] in shown.lines
+
+
+@pytest.mark.on_both
+def test_parked_messages_that_a_run_sends_are_no_warning_and_fail_no_probe(amqp: BlockingChannel) -> None:
+    """ "0 problems, 1 warning." stood here while Live status said "Nothing needs you now."."""
+    amqp.basic_consume("payments.charge", lambda *_: None)
+    run_of_all = requeue_run([record().pk], reason="r")
+    RequeueRun.objects.update(state=RunState.RUNNING, beat_at=timezone.now())
+    probe, shown = run("rmq_status", "--check", "--fail-on", "warning"), run("rmq_status", "--json").data
+    told, seen = run("rmq_status").lines, run("rmq_status", out=Terminal()).out
+    RequeueRun.objects.update(state=RunState.PAUSED)
+
+    assert (probe.code, probe.out) == (Exit.DONE, "OK\n")
+    assert told[0] == ["No problems found."]
+    assert told[1][:2] == ["parked", "ok"]
+    assert f"… 1 message parked: BankDown. Requeue run {run_of_all.pk} by " in seen
+    assert [one["level"] for one in shown["findings"]] == ["ok"]
+    assert run("rmq_status", "--check", "--fail-on", "warning").code == Exit.UNHEALTHY
 
 
 @pytest.mark.on_both

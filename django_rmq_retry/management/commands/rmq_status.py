@@ -104,7 +104,7 @@ class Command(RmqCommand):
         if options["consumers"]:
             return self._consumers(options)
         seen = self._look(options)
-        failed = seen.health.of_severity(FAILING[options["fail_on"]])
+        failed = seen.health.failing(FAILING[options["fail_on"]])
         if options["json"]:
             self.document("status/1", **as_data(seen))
         elif options["check"]:
@@ -134,7 +134,7 @@ class Command(RmqCommand):
 
     def _probe(self, seen: BrokerStatus, failed: Sequence[Problem]) -> None:
         """Write one line, even if a text of the broker or the database has several."""
-        named = failed or seen.health.needs
+        named = failed or seen.health.failing(Severity.WARNING)
         why = " ".join("; ".join(problem.line for problem in named).split())
         if failed:
             self.line(f"FAIL {why}", "ERROR")
