@@ -163,8 +163,8 @@ class LargestCause:
     """The time of the last failure of the others."""
     others: int
     """The number of further error groups, as the page of error groups counts them."""
-    larger: tuple[str, int] | None = None
-    """The cause with the most messages and their number, if it is another one: this one fails now."""
+    second: tuple[str, int] | None = None
+    """Another cause to name, and the number of its messages: one that has more, or the only other one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -638,6 +638,9 @@ def largest_cause(
 
     cause = max(candidates, key=lambda one: (one.heard, grown(one), *rank(one)))
     known, burst = facts[cause], bursts[cause]
+    others = [one for one in counts if one != cause]
+    second = others[0] if len(others) == 1 else most
+    tells = second.heard and (len(others) == 1 or counts[second] > counts[cause])
     new_was_last = known["new"] is None or known["new"] >= known["seen"]
     return LargestCause(
         title=str(cause),
@@ -654,7 +657,7 @@ def largest_cause(
         others_seen=max((of["seen"] for one, of in facts.items() if one.heard and one != cause), default=None),
         # Both were counted a moment apart, and each cause is a group at least.
         others=max(sum(one["groups"] for one in of_causes.values()) - known["groups"], len(counts) - 1),
-        larger=(str(most), counts[most]) if most.heard and counts[most] > counts[cause] else None,
+        second=(str(second), counts[second]) if tells else None,
     )
 
 

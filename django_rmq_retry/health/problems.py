@@ -580,11 +580,9 @@ def _in_parked(survey: Survey, limits: Limits, *, troubled: Collection[str] = ()
         many = limits.max_parked is None and left >= PARKED_TOO_MANY
         only = str(survey.cause.only) if survey.cause and survey.cause.only is not None else ""
         code = Code.PARKED_MANY if many else Code.PARKED_LONG if late else Code.PARKED
-        # The page of a run that sends all of them is where its button leads.
-        beside = [run for run, _count in _paused_with(survey)][-1:] or sending[-1:] if left else []
         yield Problem(
             code=code if left else Code.PARKED_UNDER_WAY,
-            subject=only if left else str(sending[-1].pk),
+            subject=only if left else str(sending[0].pk),
             count=parked.count,
             since=parked.oldest,
             causes=survey.causes,
@@ -593,7 +591,7 @@ def _in_parked(survey: Survey, limits: Limits, *, troubled: Collection[str] = ()
                 "cause": _handled_already(survey.parked) + (_caused(survey) if left else _titled(survey)),
                 "sent": f" {_at_it(survey, left)}" if at_it else "",
                 "details": _details(survey, parked.oldest, at_it=at_it),
-                "runs": [str(run.pk) for run in (*beside, *(one.run for one in survey.left_behind[:1]))],
+                "runs": [str(run.pk) for run in _runs_beside(survey, at_it=at_it) if left or run not in sending],
                 "request": str(survey.approvals.of_parked[0][0].pk) if survey.approvals.of_parked else "",
                 "others": survey.cause.others if survey.cause else 0,
                 "mixed": bool(left) and _is_mixed(survey.cause, parked.count),
@@ -601,6 +599,13 @@ def _in_parked(survey: Survey, limits: Limits, *, troubled: Collection[str] = ()
                 "many": PARKED_TOO_MANY,
             },
         )
+
+
+def _runs_beside(survey: Survey, *, at_it: bool) -> list[RequeueRun]:
+    """Return the runs whose pages are linked, in the order in which the sentences name them."""
+    sending, stopped = survey.sending[:1], [one.run for one in survey.left_behind[:1]]
+    paused = [run for run, _count in _paused_with(survey)[-MOST_IN_A_TEXT:][:1]]
+    return ([*sending, *stopped, *paused] if at_it else [*stopped, *sending, *paused])[:2]
 
 
 def _is_mixed(cause: LargestCause | None, parked: int) -> bool:
@@ -656,13 +661,13 @@ def _caused(survey: Survey) -> str:
         parked=cause.count,
         taken=taken,
     )
-    larger, most = cause.larger or ("", 0)
-    rest = survey.parked.count - cause.count - most
-    also = f"; {number(most)} {larger}" if larger else ""
+    second, its = cause.second or ("", 0)
+    rest = survey.parked.count - cause.count - its
+    also = f"; {number(its)} {second}" if second else ""
     others = ngettext("; %(number)s other", "; %(number)s others", rest) if cause.others and rest > 0 else ""
     ago = survey.at - cause.others_seen if cause.others_seen else STILL_GROWS
     # The named one is the largest, but may be quiet while the others fail.
-    lately = others and ago < STILL_GROWS <= survey.at - cause.last_seen
+    lately = (also or others) and ago < STILL_GROWS <= survey.at - cause.last_seen
     others = others % {"number": number(rest)} if others else ""
     if lately:
         others += ", " + _("the last %(span)s ago") % {"span": span(max(ago, timedelta()))}
@@ -692,14 +697,11 @@ def _perhaps_handled(survey: Survey) -> list[str]:
 def _details(survey: Survey, oldest: datetime, *, at_it: bool) -> str:
     """Return what else is known of the parked messages, each as a sentence."""
     found = _perhaps_handled(survey)
-    found += [
-        f"{one.sentence} {one.explanation}".strip().removesuffix(".") + "."
-        for one in survey.left_behind[:MOST_IN_A_TEXT]
-    ]
+    found += [_places(survey.cause)] if survey.cause else []
+    found += [one.sentence_of_all for one in survey.left_behind[:MOST_IN_A_TEXT]]
     if edited := survey.parked.edited:
         text = ngettext("%(number)s is edited and not sent.", "%(number)s are edited and not sent.", edited)
         found.append(text % {"number": number(edited)})
-    found += [_places(survey.cause)] if survey.cause else []
     found.append(_("The oldest %(span)s ago.") % {"span": span(survey.at - oldest)})
     asked = _asked_for(survey.approvals)
     sent = "" if at_it else _sent_by(survey)
@@ -711,6 +713,8 @@ def _places(cause: LargestCause) -> str:
     places = ", ".join(f"{queue} {number(count)}" for queue, count in cause.places.items())
     if not cause.others:
         return _("In %(places)s.") % {"places": places}
+    if cause.others == 1 and cause.second:
+        return f"{cause.title}: {places}."
     rest = ngettext(
         "The rest in %(count)d other error group.", "The rest in %(count)d other error groups.", cause.others
     )

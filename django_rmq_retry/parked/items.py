@@ -129,22 +129,31 @@ class LeftBehind:
 
     @property
     def sentence(self) -> str:
-        if self.count > MOST_UNSENT_COUNTED:
-            return _("Requeue run %(number)s was stopped, and many were not sent.") % {"number": self.run.pk}
+        """Return how many of the messages on the same page it has not sent."""
         text = ngettext(
-            "Requeue run %(number)s was stopped, %(counter)s of these not sent.",
-            "Requeue run %(number)s was stopped, %(counter)s of these not sent.",
+            "Requeue run %(number)s was stopped%(by)s, %(counter)s of these not sent.",
+            "Requeue run %(number)s was stopped%(by)s, %(counter)s of these not sent.",
             self.count,
         )
-        return text % {"number": self.run.pk, "counter": number(self.count)}
+        return self._told(text)
 
     @property
-    def explanation(self) -> str:
-        """Return who stopped it, and why, as far as it is known."""
-        if not self.by:
-            return self.reason
-        text = _("By %(who)s: %(reason)s") if self.reason else _("By %(who)s.")
-        return text % {"who": self.by, "reason": self.reason}
+    def sentence_of_all(self) -> str:
+        """Return the same where other messages were named before it."""
+        text = ngettext(
+            "Requeue run %(number)s was stopped%(by)s, %(counter)s of all parked messages not sent.",
+            "Requeue run %(number)s was stopped%(by)s, %(counter)s of all parked messages not sent.",
+            self.count,
+        )
+        return self._told(text)
+
+    def _told(self, text: str) -> str:
+        """Return a text with who stopped it, and why, as far as it is known."""
+        if self.count > MOST_UNSENT_COUNTED:
+            text = _("Requeue run %(number)s was stopped%(by)s, and many were not sent.")
+        by = " " + _("by %(name)s") % {"name": self.by} if self.by else ""
+        why = f" ({self.reason.removesuffix('.')})" if self.reason else ""
+        return text % {"number": self.run.pk, "by": f"{by}{why}", "counter": number(self.count)}
 
     def of_group(self, group: int) -> "LeftBehind":
         return replace(self, count=self.by_group[group])

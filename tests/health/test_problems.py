@@ -53,6 +53,7 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.parked.groups import Lately
+from django_rmq_retry.parked.items import LeftBehind
 from django_rmq_retry.topology import QueueDeclaration, Role
 from django_rmq_retry.topology.declarations import ExchangeDeclaration, Server
 from django_rmq_retry.topology.plan import Difference, Item, Plan, PlanState
@@ -477,6 +478,21 @@ def test_what_a_paused_run_has_to_send_is_told_with_it_and_not_proposed_again(pa
     assert found.code is Code.PARKED_MANY
     assert "Requeue run 8 by ann is paused with 140 of them." in found.why
     assert (found.fix, found.values["runs"]) == ("manage.py rmq_parked requeue-run 8", ["8"])
+
+
+def test_the_first_link_leads_to_the_run_that_is_named_first() -> None:
+    """ "Requeue run 3 is sending 7 of them" stood beside "Open requeue run 2", which was paused."""
+    paused = RequeueRun(pk=2, by="ann", state=RunState.PAUSED, wait=RunWait.GUARD, created_at=ago(minutes=3), total=4)
+    sending = RequeueRun(pk=3, by="bob", state=RunState.RUNNING, created_at=NOW, beat_at=NOW, total=7)
+    stopped = LeftBehind(run=RequeueRun(pk=1), count=5, by="root")
+    cause = replace(ONE_CAUSE, count=30, second=("UnknownAccount", 9), others=1)
+    counts = {"parked": ParkedCounts(count=39, oldest=NOW), "cause": cause, "to_send": 7}
+    known = surveyed(runs=(paused, sending), left_behind=(stopped,), **counts)
+    [found] = [one for one in needs(known, []) if one.code is Code.PARKED]
+
+    assert "; 9 UnknownAccount. Requeue run 3 by bob is sending 7 of them" in found.text
+    assert found.why.startswith("GatewayTimeout: transfer 140. Requeue run 1 was stopped by root, 5 of all parked")
+    assert found.values["runs"] == ["3", "1"]
 
 
 def test_a_blocking_broker_is_named_in_the_readers_language() -> None:
