@@ -1133,7 +1133,11 @@ def _in_hand(rows: Iterable[ConsumerProcess], known: Collection[str]) -> list[st
             else [_("None had reported a message of these queues in flight: their logs say why they ended.")]
         )
     if max(held.values()) == 1 and (known or len(held) > 1):
-        return [] if known else [_("They had different messages in flight.")]
+        return (
+            []
+            if known
+            else [_("No message was in flight in several at their last heartbeats: their logs say why they ended.")]
+        )
     messages = listed(f"{name} ({number(times)})" for name, times in held.most_common())
     return [_("In flight as they died, and how often: %(messages)s.") % {"messages": messages}]
 

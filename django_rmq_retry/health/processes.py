@@ -548,9 +548,9 @@ def read_in_flight(rows: Sequence[ConsumerProcess], now: datetime) -> None:
 
 
 def unreplaced(dead: Iterable[Dead]) -> list[ConsumerProcess]:
-    """Return the vanished processes that need somebody."""
+    """Return the vanished processes that need somebody; each of a crash loop but the last had a successor."""
     needy = (one for one in dead if one.state is ProcessState.VANISHED)
-    return [one.row for one in needy if one.loop is None or not one.loop.over]
+    return [one.row for one in needy if one.loop is None or (one.row is one.loop.dead[-1] and not one.loop.over)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

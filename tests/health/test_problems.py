@@ -631,8 +631,8 @@ def line(*lives: tuple[float, float], last: float | None = None) -> list[Consume
 LINES: list[tuple[list[ConsumerProcess], list[str]]] = [
     (line((90, 20), (19, 10), last=9), []),
     (line((90, 20), (19, 10)), ["web:2"]),
-    (line((90, 20), (19, 10), (9, 5), last=4), ["web:1", "web:2", "web:3"]),
-    (line((90, 20), (19, 10), (9, 5)), ["web:1", "web:2", "web:3"]),
+    (line((90, 20), (19, 10), (9, 5), last=4), ["web:3"]),
+    (line((90, 20), (19, 10), (9, 5)), ["web:3"]),
     (line((190, 60), (59, 40), (39, 20), (19, 10), last=9), []),
     # It has read another queue, so nobody has taken it over.
     ([process(5, 60 * 30, queues=["a", "b"]), *line((90, 20), (19, 10), last=9)], ["web:5"]),
