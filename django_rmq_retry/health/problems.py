@@ -955,8 +955,8 @@ def in_processes(
     """Yield what heartbeats show: vanished and disconnected processes, and different versions.
 
     Those ``overtaken`` may be frozen with messages that others got since. The ``suspects`` are parked because their
-    workers died. The ``dead`` are those of the rows, if they are known already. A crash loop that was ``checked`` is
-    told again with its next death.
+    workers died. The ``dead`` are those of the rows, if they are known already. Of a crash loop that was ``checked``
+    only later deaths are told.
     """
     known = sorted(rows, key=lambda row: (row.host, row.pid))
     # The one that has just fallen silent may hang: it is not named behind those that died an hour ago.
@@ -968,7 +968,7 @@ def in_processes(
     loops = crash_loops(dead, now, heard, suspects, checked)
     yield from (one.problem for one in loops)
     looping = {id(row) for one in loops for row in one.dead}
-    gone = [row for row in gone if id(row) not in told | looping]
+    gone = [row for row in (*gone, *died_after_check(dead, loops, checked)) if id(row) not in told | looping]
     if overtaken:
         yield _overtaken(overtaken, now)
     ended, vanished = ([row for row in gone if bool(row.ended_at) is it] for it in (True, False))
@@ -1017,8 +1017,8 @@ def crash_loops(
 ) -> list[ToldLoop]:
     """Return the crash loops. Those in which processes of the same queues died at the same time are one.
 
-    Of those of one service that are over only the latest is told, and none beside one that goes on; none that was
-    ``checked`` since its last death.
+    Of those of one service that are over only the latest is told, and none beside one that goes on. Of one that was
+    ``checked`` several later deaths are one again.
     """
     known = list(dead)
     loops = {id(one.loop): one.loop for one in known if one.loop is not None}
@@ -1029,10 +1029,18 @@ def crash_loops(
         together = [some for some in together if some not in joined]
         together.append([loop, *(one for some in joined for one in some)])
     living = list(heard)
-    told = [_crash_loop(some, alone, now, living, suspects) for some in together]
-    latest_last = sorted(told, key=lambda one: (one.problem.severity, str(one.problem.since)))
-    latest = {one.problem.subject: one for one in latest_last}.values()
-    return [one for one in latest if not one.problem.doubts.keys() <= set(checked)]
+    told = [_crash_loop(some, alone, now, living, suspects, checked=checked) for some in together]
+    latest_last = sorted(filter(None, told), key=lambda one: (one.problem.severity, str(one.problem.since)))
+    return list({one.problem.subject: one for one in latest_last}.values())
+
+
+def died_after_check(
+    dead: Iterable[Dead | Process], loops: Iterable[ToldLoop], checked: Collection[str]
+) -> list[ConsumerProcess]:
+    """Return the last ones of crash loops that are told no more, as they were ``checked`` just before these died."""
+    told = {row.pk for one in loops for row in one.dead}
+    last = (one.row for one in dead if one.loop is not None and not one.loop.over and one.row is one.loop.dead[-1])
+    return [row for row in last if row.pk not in told and mark_of(row) not in checked]
 
 
 def _at_once(one: CrashLoop, other: CrashLoop) -> bool:
@@ -1046,12 +1054,19 @@ def _crash_loop(
     now: datetime,
     heard: Sequence[ConsumerProcess],
     suspects: Sequence[ParkedMessage],
-) -> ToldLoop:
+    *,
+    checked: Collection[str],
+) -> ToldLoop | None:
+    """Return what is told of these loops, of their deaths after the last one that was ``checked``."""
     dead = [row for loop in loops for row in loop.dead]
     began, same = min(row.beat_at for row in dead), set(dead[-1].queues)
     # One that died among them, and in whose place none was started yet, is no finding of its own.
     dead += [row for row in alone if row.beat_at >= began and set(row.queues) == same]
     rows = sorted(dead, key=lambda row: row.beat_at)
+    if known := [place for place, row in enumerate(rows, 1) if checked and mark_of(row) in checked]:
+        rows = rows[known[-1] :]
+    if not rows or (known and len(rows) == 1):
+        return None
     first, last, heirs = rows[0].beat_at, rows[-1].beat_at, [loop.last for loop in loops]
     queues = list(dict.fromkeys(queue for row in reversed(rows) for queue in row.queues))
     read = sorted(set(map(work_queue, queues)))

@@ -19,6 +19,7 @@ from django_rmq_retry.health.problems import (
     Queues,
     ToldLoop,
     crash_loops,
+    died_after_check,
     in_processes,
     last_signs,
     still_at_it,
@@ -67,12 +68,15 @@ class ProcessRow:
     """The queues whose messages in flight are not delivered again, because of ``ack="auto"``."""
     loop: ToldLoop | None = None
     """The crash loop that tells of it."""
+    new: bool = False
+    """True if it died after the crash loop had been checked in which it died: it is told by itself."""
 
     @classmethod
-    def of(cls, process: Process, loop: ToldLoop | None) -> "ProcessRow":
+    def of(cls, process: Process, loop: ToldLoop | None, *, new: bool = False) -> "ProcessRow":
+        """Judge it; a ``new`` one died after the crash loop had been checked in which it died."""
         ill = process.state is ProcessState.RUNNING and (process.late or process.blocked)
         badge = ENDED if process.ended else LATE if ill else BADGES[process.state]
-        if process.loop and not loop:
+        if process.loop and not (loop or new):
             # It died in another loop than the last one of its service, or before what killed the others came.
             badge = BADGES[ProcessState.REPLACED]
         kind, sign, label = badge
@@ -84,12 +88,13 @@ class ProcessRow:
             label=str(label) % {"span": span(process.unheard)},
             lost=", ".join(lost),
             loop=loop,
+            new=new,
         )
 
     @property
     def replaced(self) -> bool:
         """True if others do its work, so that its row is grey."""
-        return self.process.settled_by_others or (self.process.loop is not None and self.loop is None)
+        return self.process.settled_by_others or (self.process.loop is not None and not (self.loop or self.new))
 
     @property
     def gone(self) -> bool:
@@ -258,13 +263,18 @@ class ProcessList:
         dead = dead_processes(rows, now)
         last = last_signs(rows, now, dead)
         queues = Queues(levels=levels() if last else ())
-        found = merged(list(in_processes(rows, now, [one for one in known if one.overtaken], dead=dead)), queues, last)
+        overtaken = [one for one in known if one.overtaken]
+        found = merged(list(in_processes(rows, now, overtaken, dead=dead, checked=marks)), queues, last)
         found += still_at_it(again, rows, now)
         checked_ones = {(one.queue, one.message_id) for one in again if one.mark in marks}
         told_in = {row.pk: loop for loop in loops for row in loop.dead}
+        new = {row.pk for row in died_after_check(known, loops, marks)}
         told = (one for one in found if one.code not in (Code.CRASH_LOOP, Code.CRASH_LOOP_OVER))
         return cls(
-            rows=[ProcessRow.of(one, told_in.get(one.row.pk)) for one in _without(known, checked_ones)],
+            rows=[
+                ProcessRow.of(one, told_in.get(one.row.pk), new=one.row.pk in new)
+                for one in _without(known, checked_ones)
+            ],
             loops=loops,
             last=last,
             problems=sorted((one for one in told if one.severity >= Severity.WARNING), key=lambda one: one.harm),

@@ -597,14 +597,17 @@ def loops() -> list[Problem]:
     return [one for one in in_survey(survey(), Limits()) if one.code in LOOPS]
 
 
-def test_who_has_killed_consumers_by_hand_says_so_and_the_loop_is_told_with_the_next_death_only(page: Client) -> None:
-    """Three that were killed by hand were a crash loop, and nothing ended it for half an hour."""
+def test_who_has_killed_consumers_by_hand_says_so_and_only_later_deaths_are_told(page: Client) -> None:
+    """Nothing ended a loop of three that were killed by hand; checked, it was told as a whole with the next death."""
     killed_by_hand()
     asked = page.get(Page(page.get(STATUS)).links["Checked… payments.main"])
     press(page, asked, "All of this was checked", reason="I killed them")
     shown, consumers = Page(page.get(STATUS)).text, Page(page.get(CONSUMERS)).text
     act, before = OperatorAction.objects.get(), loops()
     ConsumerProcess.objects.filter(pid=9).update(ended_at=timezone.now(), stopping=True)
+    one_more, alone = Page(page.get(STATUS)).text, Page(page.get(CONSUMERS)).text
+    none = loops()
+    made.consumer(pid=10, started_at=timezone.now(), beat_at=timezone.now(), ended_at=timezone.now(), stopping=True)
 
     assert "This is about 3 processes" in Page(asked).text
     assert "Say this once you know why they died. The next death is told again." in Page(asked).text
@@ -612,7 +615,9 @@ def test_who_has_killed_consumers_by_hand_says_so_and_the_loop_is_told_with_the_
     assert before == []
     assert "again and again" not in shown
     assert "✕ Consumers of payments.main die again" not in consumers
-    assert [one.count for one in loops()] == [4]
+    assert "1 of 1 consumers has ended" in one_more
+    assert "worker-3:9 ✕ ended" in alone
+    assert (none, [one.count for one in loops()]) == ([], [2])
 
 
 def test_a_command_says_of_a_crash_loop_that_it_was_checked() -> None:
