@@ -20,7 +20,7 @@ from django_rmq_retry.consumer.deadlines import HUNG_FACTOR
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers.business_keys import first_business_key
 from django_rmq_retry.handlers.loop import Blocking, known_loop
-from django_rmq_retry.handlers.verdicts import was_unacked
+from django_rmq_retry.handlers.verdicts import had_before
 from django_rmq_retry.health.process_place import own_host, own_place
 from django_rmq_retry.health.processes import note_gone
 from django_rmq_retry.messages.message import Delivery, message_id
@@ -179,7 +179,7 @@ def _blocks(state: AttemptState, blocking: Blocking | None) -> bool:
 
 def _entry(state: AttemptState, key: str, ahead: float, blocking: Blocking | None) -> dict[str, object]:
     subscription = state.subscription
-    again = was_unacked(state.arrival, subscription)
+    again = had_before(state.delivery, subscription)
 
     def text(monotonic: float) -> str:
         moment = datetime.fromtimestamp(ahead + monotonic, UTC)

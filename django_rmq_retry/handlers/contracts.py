@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from django_rmq_retry.handlers.subscription import Subscription
-from django_rmq_retry.handlers.verdicts import was_unacked
+from django_rmq_retry.handlers.verdicts import had_before
 from django_rmq_retry.messages.message import Delivery, Settlement
-from django_rmq_retry.messages.stamp import tells_of_unacked
 from django_rmq_retry.policies.verdict import Verdict
 
 log = logging.getLogger("django_rmq_retry")
@@ -44,7 +43,7 @@ class FinishedAttempt:
     @property
     def had_before(self) -> bool:
         """True if a consumer had the message before and did not acknowledge it."""
-        return was_unacked(self.delivery, self.subscription) or tells_of_unacked(self.delivery)
+        return had_before(self.delivery, self.subscription)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

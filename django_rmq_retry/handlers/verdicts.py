@@ -6,6 +6,7 @@ from django_rmq_retry.messages.deaths import all_rejections, counts_losses_only,
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import ROOM_BYTES
 from django_rmq_retry.messages.reasons import Reason
+from django_rmq_retry.messages.stamp import tells_of_unacked
 from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.policies.verdict import Kind, Verdict, lost, park, retry
 
@@ -58,6 +59,11 @@ def was_unacked(delivery: Delivery, subscription: Subscription | None) -> bool:
     except UndecodableHeaders:
         # No handler is called with such a message.
         return False
+
+
+def had_before(delivery: Delivery, subscription: Subscription | None) -> bool:
+    """True if a consumer had the message, or the one of which it is a retry, and did not acknowledge it."""
+    return was_unacked(delivery, subscription) or tells_of_unacked(delivery)
 
 
 def feasible(verdict: Verdict, delivery: Delivery, subscription: Subscription) -> Verdict:

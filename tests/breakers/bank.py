@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -60,7 +61,8 @@ class Bank:
     def publish(self, queue: str, *data: Any) -> None:
         self.amqp.confirm_delivery()
         for one in data:
-            said = pika.BasicProperties(delivery_mode=2, message_id=f"{queue}-{one}", content_type="application/json")
+            named: dict[str, Any] = {"message_id": f"{queue}-{one}", "timestamp": int(time.time())}
+            said = pika.BasicProperties(delivery_mode=2, content_type="application/json", **named)
             self.amqp.basic_publish("", queue, json.dumps(one).encode(), said, mandatory=True)
 
     def ready(self, queue: str) -> int:

@@ -125,6 +125,15 @@ def test_a_killed_consumer_leaves_its_row_and_another_one_gets_the_message(bank:
         assert found.name in [one.name for one in rows()]
 
 
+def test_a_message_in_quarantine_was_with_a_consumer_that_did_not_acknowledge_it(bank: Bank) -> None:
+    """The copy in quarantine is new to the broker: Live status did not say that the payment was made again."""
+    with at_work(bank, "payments.quarantine", PAYMENT) as consumer:
+        [entry] = in_flight().in_flight
+        (bank.folder / "go").touch()
+        assert (entry["queue"], entry["again"]) == ("payments.quarantine", True)
+        assert consumer.stopped() == 0
+
+
 def test_a_consumer_that_loses_the_broker_writes_when_it_did(bank: Bank) -> None:
     known = urlsplit(bank.url)
     with closing(Proxy(known.port or 5672)) as proxy:
