@@ -166,6 +166,8 @@ def _because(text: str, held: str) -> str:
 
 def _sending(run: RequeueRun, *, unreachable: bool, held: str) -> tuple[str, str]:
     now = database_clock.reckoned(records_alias())
+    if run.is_sent:
+        return RunState.WAITING, _because(str(RunState.WAITING.label), held)
     if not unreachable and run.is_silent(now):
         return RunState.PAUSED, _("Standing still")
     if unreachable or run.wait == RunWait.BROKER_AWAY:

@@ -1384,7 +1384,7 @@ def in_runs(
             code, since = Code.RUN_WAITS, stands
         elif run.wait not in USUAL_WAITS:
             code = Code.RUN_WAITS
-        elif idle > RUN_IDLE_AFTER:
+        elif idle > RUN_IDLE_AFTER and not run.is_sent:
             code = Code.RUN_IDLE
         if code is not None:
             left = max(run.unsent - others, 0)

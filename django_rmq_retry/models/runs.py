@@ -279,8 +279,8 @@ class RequeueRun(models.Model):
         return self.beat_at or self.created_at
 
     def is_silent(self, now: datetime) -> bool:
-        """True if no driver was heard of lately: none is at it, or its database does not answer."""
-        return self.heard_at < now - SILENT_AFTER
+        """True if no driver was heard of lately: nobody sends what is left, or its database does not answer."""
+        return not self.is_sent and self.heard_at < now - SILENT_AFTER
 
     def idle_since(self, now: datetime) -> datetime | None:
         """Return since when a run has sent nothing because no room or no outcome comes; None if it sends as they come.
@@ -333,6 +333,11 @@ class RequeueRun(models.Model):
     def unsent(self) -> int:
         """The number of messages that it may still send."""
         return self.total - self.sent - self.skipped - self.unconfirmed
+
+    @property
+    def is_sent(self) -> bool:
+        """True if only outcomes are waited for, which consumers count without a driver."""
+        return not (self.unsent or self.listing)
 
     @property
     def settled(self) -> int:

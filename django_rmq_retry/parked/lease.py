@@ -59,7 +59,7 @@ class RunLease:
 
 def _end_silence(rows: QuerySet[RequeueRun], now: datetime) -> None:
     """Note the time in which nothing was heard of the run, if there was one, and that its rate is measured anew."""
-    run = rows.exclude(beat_at=None).only("beat_at", "created_at", "silences", "wait").first()
+    run = rows.exclude(beat_at=None).first()
     if run is None or not run.is_silent(now):
         return
     # Nobody sent meanwhile: a standstill says nothing about the rate. One without a broker is noted as an outage.

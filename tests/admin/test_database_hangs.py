@@ -156,7 +156,7 @@ def test_a_run_whose_process_waits_for_the_database_is_not_shown_as_sending(
     assert [words for words in ("Sending", " per second", " left") if words in during.replace("left out", "")] == []
     assert begun < ended
     assert f"Nothing was heard of it {heard:%Y-%m-%d %H:%M:%S}" in after
-    assert "Its process had died, or its database did not answer." in after
+    assert "No process was at it, or its database did not answer." in after
     assert "Waited for the broker" not in after
 
 

@@ -13,6 +13,7 @@ from django.utils.translation import override
 from django_rmq_retry import Message
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.health.doubts import check, doubts_of
+from django_rmq_retry.health.problems import in_runs
 from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.models import (
     ConsumerProcess,
@@ -255,6 +256,21 @@ def test_a_run_that_nobody_sends_stands_still_and_tells_who_continues_it(
     assert "‖ Standing still" in text
     assert [words for words in ("Sending", "measured", " left") if words in text.replace("left out", "")] == []
     assert ("‖ Standing still" in listed, "‖ Standing still" in live) == (True, True)
+
+
+@pytest.mark.parametrize("state", [RunState.RUNNING, RunState.WAITING])
+def test_a_run_that_has_sent_all_needs_no_process_to_send_it(page: Client, state: str) -> None:
+    """ "Nothing has been heard of this requeue run … no process sends it" was its alarm with 34 of 34 sent."""
+    past = timezone.now() - timedelta(minutes=9)
+    times = {"started_at": past, "sent_at": past, "beat_at": past, "created_at": past}
+    run = run_of(state=state, total=34, sent=34, driver="consumer-1", **times)
+    text, told = shown(page, run), [one.code for one in in_runs([run], timezone.now())]
+
+    assert "Nothing has been heard" not in text
+    assert "… Waiting for outcomes ! No consumer is alive" in text
+    assert "No consumer is alive: what was sent waits in its queue." in text
+    assert "Standing still" not in text
+    assert told == []
 
 
 def test_without_a_consumer_a_run_that_is_sent_says_so_beside_its_state_and_estimates_no_end(page: Client) -> None:

@@ -756,12 +756,14 @@ class TestBroker:
 
     @pytest.mark.usefixtures("wired")
     @pytest.mark.parametrize(
-        ("wait", "paused", "kept"),
-        [("", False, 1), (RunWait.BROKER_AWAY, False, 0), ("", True, 0)],
-        ids=["nothing heard", "an outage", "a pause"],
+        ("wait", "paused", "count", "kept"),
+        [("", False, 3, 1), (RunWait.BROKER_AWAY, False, 3, 0), ("", True, 3, 0), ("", False, 1, 0)],
+        ids=["nothing heard", "an outage", "a pause", "all sent"],
     )
-    def test_a_run_keeps_from_when_to_when_nothing_was_heard_of_it(self, wait: str, *, paused: bool, kept: int) -> None:
-        run, past = started(3), timezone.now() - timedelta(minutes=5)
+    def test_a_run_keeps_from_when_to_when_nothing_was_heard_of_it(
+        self, wait: str, *, paused: bool, count: int, kept: int
+    ) -> None:
+        run, past = started(count), timezone.now() - timedelta(minutes=5)
         driver_of(run, "killed", targets=Targets()).step()
         RequeueRun.objects.update(beat_at=past, leased_until=past, wait=wait)
         if paused:
