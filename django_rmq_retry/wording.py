@@ -40,11 +40,12 @@ def messages_counted(count: int) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return the first few names, and the number of the others."""
+    """Return the first few names, and the number of the others; a single other one is as short by its name."""
     every = list(names)
-    first = ", ".join(every[:MOST_IN_A_TEXT])
-    more = {"names": first, "count": len(every) - MOST_IN_A_TEXT}
-    return _("%(names)s and %(count)d more") % more if len(every) > MOST_IN_A_TEXT else first
+    if len(every) <= MOST_IN_A_TEXT + 1:
+        return ", ".join(every)
+    more = {"names": ", ".join(every[:MOST_IN_A_TEXT]), "count": len(every) - MOST_IN_A_TEXT}
+    return _("%(names)s and %(count)d more") % more
 
 
 def span(passed: timedelta) -> str:

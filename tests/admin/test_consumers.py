@@ -472,7 +472,7 @@ def test_processes_that_vanished_with_nothing_or_were_replaced_are_one_fold_each
     folded = Page(answer).text
 
     assert "processes vanished with" not in text
-    told = "4 processes vanished; none had reported a message in flight · a:4711, b:4711, c:4711 and 1 more"
+    told = "4 processes vanished; none had reported a message in flight · a:4711, b:4711, c:4711, d:4711"
     assert f"{told}, last heartbeat 6 min ago" in folded
     told = "3 ended or vanished, and others do their work · g:4711, h:4711, i:4711, last heartbeat 10 min ago · "
     assert f"{told}outcome of 3 messages unknown" in folded

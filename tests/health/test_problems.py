@@ -1188,7 +1188,7 @@ def test_what_waits_without_a_consumer_is_counted_before_anything_is_named() -> 
     [several] = needs(surveyed(processes=rows), [level("kyc", ready=1), *levels, level("a"), level("b")])
 
     assert (one.text, one.why) == ("Queue 'pay' has no consumer. 1,204 messages wait.", "New ones wait, too.")
-    assert several.text == "4 queues have no consumer. 1,205 messages wait. Nobody reads pay, kyc, a and 1 more."
+    assert several.text == "4 queues have no consumer. 1,205 messages wait. Nobody reads pay, kyc, a, b."
     assert several.why == "4 queues stand still: pay 1,204, kyc 1."
 
 
