@@ -74,10 +74,16 @@ CHOICES: Mapping[str, Any] = {
 def facts_in_words(action: OperatorAction, *, without: Collection[str] = ()) -> Iterator[tuple[str, str]]:
     """Yield the name and the value of each fact. Those of other software keep the names that they have."""
     odd = action.facts and not action.details
-    for name, value in ({_("facts"): action.facts} if odd else action.details).items():
+    for name, value in _in_order({_("facts"): action.facts} if odd else action.details):
         if name in without or value in ([], {}):
             continue
         yield name_in_words(name), _in_words(name, value)
+
+
+def _in_order(facts: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return facts as they are listed above: a database may return them in an order of its own."""
+    places = {name: place for place, name in enumerate(NAMES)}
+    return sorted(facts.items(), key=lambda fact: places.get(str(fact[0]), len(places)))
 
 
 def name_in_words(fact: str) -> str:
@@ -91,7 +97,7 @@ def name_in_words(fact: str) -> str:
 
 def _in_words(fact: str, value: Any) -> str:
     if isinstance(value, Mapping):
-        parts = (f"{name_in_words(str(name))}: {_in_words(str(name), inner)}" for name, inner in value.items())
+        parts = (f"{name_in_words(str(name))}: {_in_words(str(name), inner)}" for name, inner in _in_order(value))
         return _selection(value) if "as_of" in value else "\n".join(parts)
     if fact == "keys" and isinstance(value, list):
         return "\n".join(map(_key_change, value))

@@ -196,16 +196,15 @@ class OperatorActionAdmin(Pages):
         return self._subject(action, action.unmatched)
 
     def _subject(self, action: OperatorAction, unmatched: int) -> SafeString | str:
-        """Return the action's object; of a check also what was in doubt, and the run."""
+        """Return the action's object with the run, if it has both; of a check also what was in doubt."""
         about, finding = self._object(action, unmatched), finding_of(action)
-        if not finding:
-            return about
-        more = [action.subject] if action.message is None and action.run is not None else []
+        more: SafeString | str = ""
         if action.message is not None and action.run is not None:
-            more = [self._run(action.run)]
-        return format_html(
-            "{}: {}", capfirst(finding), format_html_join(" · ", "{}", ((one,) for one in [about, *more] if one))
-        )
+            more = self._run(action.run)
+        elif finding and action.run is not None:
+            more = action.subject
+        named = format_html_join(" · ", "{}", ((one,) for one in (about, more) if one))
+        return format_html("{}: {}", capfirst(finding), named) if finding else named
 
     def _object(self, action: OperatorAction, unmatched: int) -> SafeString | str:
         """Return the action's object, as a link if it has a page; its name stays readable after it is deleted."""

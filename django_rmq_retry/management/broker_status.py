@@ -150,8 +150,11 @@ def _database(seen: BrokerStatus) -> tuple[str, str]:
 
 def state(seen: BrokerStatus, row: Judged, *, terminal: bool = False) -> tuple[str, str]:
     """Return the words of the last column, and the colour of the row."""
-    condition = seen.condition(row)
-    return _words(seen, row, condition, terminal=terminal), STYLES_OF_QUEUES[condition.severity]
+    condition, parked = seen.condition(row), seen.parked(row.level)
+    words = _words(seen, row, condition, terminal=terminal)
+    if parked and condition is not Condition.PARKED:
+        words = f"{words}; {Condition.PARKED.word} {parked:,}"
+    return words, STYLES_OF_QUEUES[condition.severity]
 
 
 def _words(seen: BrokerStatus, row: Judged, condition: Condition, *, terminal: bool) -> str:

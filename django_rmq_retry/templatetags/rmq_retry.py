@@ -107,8 +107,10 @@ def rmq_card(context: Context, most: int = 5) -> dict[str, Any]:
         every = [need for need in summary["needs"] if not need.under_way]
         needs = _few(every, most)
         kinds = Counter(need.kind for need in every if need not in needs)
-        told = " · ".join(f"{kind} {number(count)}" for kind, count in kinds.items())
-        return {**summary, "needs": needs, "more": kinds.total(), "kinds": told}
+        named = " · ".join(f"{kind} {number(count)}" for kind, count in kinds.items())
+        # The finding begins with the number of parked messages.
+        told = any(need.problem.rule.known_as == "PARKED" for need in needs)
+        return {**summary, "needs": needs, "more": kinds.total(), "kinds": named, "told": told}
     return {}
 
 

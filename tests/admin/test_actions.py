@@ -788,8 +788,9 @@ def test_audit_facts_are_shown_in_words(page: Client) -> None:
         Actor.of_code("test"),
         run=7,
         facts={
-            "before": {"canary": True, "stop_at": 20.0, "rate": 0.5},
+            # A database may return the facts in an order of its own.
             "after": [None],
+            "before": {"canary": True, "stop_at": 20.0, "rate": 0.5},
             "category": "bad data",
             "counts": {"processed": 3},
             "until": "2026-11-22T17:47:00+00:00",
@@ -799,9 +800,20 @@ def test_audit_facts_are_shown_in_words(page: Client) -> None:
     text = Page(page.get(f"/admin/rmq_retry/operatoraction/{act.pk}/change/")).text
 
     before = "Sends one message first: yes Pauses when more percent fail again than: 20 Messages per second: 0.5"
-    assert f"Before {before} After {NOTHING} Reason for the discard Bad data Messages by status Processed: 3" in text
     until = timezone.localtime(datetime(2026, 11, 22, 17, 47, tzinfo=UTC))
-    assert f"Until {until:%Y-%m-%d %H:%M:%S} of_tomorrow 1 Seal" in text
+    changed = f"Until {until:%Y-%m-%d %H:%M:%S} Before {before} After {NOTHING} "
+    assert f"{changed}Reason for the discard Bad data Messages by status Processed: 3 of_tomorrow 1 Seal" in text
+
+
+def test_the_requeue_of_one_message_names_its_run_too(page: Client) -> None:
+    """It named the message alone, and the run of a later one had to be looked for."""
+    message = made.message(business_key="PAY-1")
+    run = requeue_run([message.pk], reason="r")
+    act = OperatorAction.objects.get(action=Action.REQUEUE)
+    for address in ("", f"{act.pk}/change/"):
+        told = Page(page.get(f"/admin/rmq_retry/operatoraction/{address}"))
+        assert told.links[f"Requeue run {run.pk}"] == f"/admin/rmq_retry/requeuerun/{run.pk}/change/"
+        assert f"{message} · Requeue run {run.pk}" in told.text
 
 
 def test_the_act_of_an_edit_leads_to_the_message_and_both_its_versions(page: Client) -> None:

@@ -505,7 +505,7 @@ def test_the_index_of_the_site_has_a_card_with_the_numbers_and_the_search(page: 
     clerk = Page(client_of(made.person("clerk", "view_parkedmessage")).get("/admin/")).text
 
     assert "PRODUCTION Find a message Search 1 thing needs you" in loud.text
-    assert "2 messages parked · 2 error groups Live status" in loud.text
+    assert loud.text.count("2 messages parked") == 1
     assert loud.links["Live status"] == f"{ADMIN}livestatus/"
     assert [form.action for form in loud.forms if form.method == "get"] == [f"{ADMIN}parkedmessage/"]
     assert "Nothing is parked. Live status" in calm
@@ -748,7 +748,7 @@ def test_messages_on_hold_are_not_counted_as_parked_on_any_page(page: Client) ->
 
     assert "1 group · 3 messages parked · 1 on hold" in groups
     assert re.search(r"Parked 3 oldest \S+ \S+ \S+ 1 on hold · the first until \d", status)
-    assert "3 messages parked ·" in index
+    assert "3 messages parked:" in index
 
 
 @pytest.mark.parametrize(("query", "said"), [("state=processed", "2 messages"), ("q=PAY-9", "0 messages"),

@@ -326,7 +326,7 @@ class TestASecondRun:
         cards = Page(page.get(f"{ADMIN}errorgroup/"))
 
         assert [Page(one).links.get(told) for one in pages] == [f"{ADMIN}requeuerun/{run.pk}/change/"] * 2
-        assert f"Requeue run {run.pk} by ann is to send some of these." in cards.links
+        assert f"Requeue run {run.pk} by ann is to send messages of this group." in cards.links
 
     def test_and_its_preview_tell_two_causes_with_one_name_apart(self, page: Client) -> None:
         causes = [made.group(), made.group()]

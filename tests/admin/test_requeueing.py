@@ -651,7 +651,7 @@ def test_a_run_that_paused_itself_is_named_with_its_cause_on_card_and_group(page
     live = Page(page.get("/admin/rmq_retry/livestatus/")).text
 
     why = "More messages failed again than the requeue run allows."
-    assert f"is paused with some of these. {why}" in card
+    assert f"is paused with messages of this group. {why}" in card
     assert f"is paused with 2 of these. {why}" in group
     # Nothing else says since when.
     assert f"2 messages not sent yet. Since {minute(timezone.now())[:2]}" in live

@@ -110,6 +110,7 @@ def test_a_paused_run_says_what_is_not_sent_yet_and_that_its_guard_paused_it(pag
     by_hand = run_of(state="paused", total=220, sent=26)
 
     assert "26 of 220 sent" in shown(page, run)
+    assert "Rate 20 per second" in shown(page, run), "it offers to change it"
     assert "+ ↷ 154 left out" in shown(page, run)
     assert "+ ○ 40 not sent yet" in shown(page, run)
     assert "Paused by its guard More messages failed again than" in shown(page, run)
@@ -378,6 +379,7 @@ def test_the_sum_of_a_stopped_run_says_not_sent_as_its_button_does(page: Client)
 
     listed = Page(page.get(RUNS)).text
     assert "2 messages = ✓ 0 processed + ✕ 0 failed again + ○ 2 not sent Show" in text
+    assert "Show Not sent" in Page(page.get(f"{RUNS}{run.pk}/change/")).links, "it was waiting to be sent"
     assert "left out" not in text.lower()
     assert ("2 not sent" in listed, "left out" in listed) == (True, False)
 

@@ -264,7 +264,7 @@ def test_a_queue_with_parked_messages_is_not_folded_among_those_that_are_ok() ->
     record()
     ran = run("rmq_status")
 
-    assert ["payments.charge", "work", "0", "0", "! no consumer reads this queue"] in ran.lines
+    assert ["payments.charge", "work", "0", "0", "! no consumer reads this queue; parked 1"] in ran.lines
     work = Level(queue="payments.charge", role=Role.WORK, ready=0, consumers=1)
     seen = BrokerStatus.of(Health(survey=survey(), gauged=Gauged(levels=(work,), api_set=False)))
     assert [(state(seen, row), is_quiet(seen, row)) for row in seen.rows] == [(("! parked 1", "WARNING"), False)]
