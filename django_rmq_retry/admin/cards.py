@@ -20,7 +20,7 @@ from django_rmq_retry.models import ApprovalRequest, ErrorGroup, ParkedOrigin, R
 from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
-from django_rmq_retry.parked.groups import Origin, grows, has_grown, origins_of, parked_lately
+from django_rmq_retry.parked.groups import STILL_GROWS, Origin, grows, has_grown, origins_of, parked_lately
 from django_rmq_retry.parked.items import LeftBehind, groups_of_runs, left_behind_lately
 from django_rmq_retry.wording import listed, minute
 
@@ -78,15 +78,15 @@ class Card:
     @cached_property
     def lull(self) -> str:
         """Return for how long none failed of a group that has grown; of others the time of the last failure says it."""
-        trend, group = self.trend, self.group
-        if self.growing or not has_grown(trend.newest):
+        trend, group, now = self.trend, self.group, database_clock.reckoned(records_alias())
+        if self.growing or not has_grown(trend.newest) or now - group.last_seen < STILL_GROWS:
             return ""
         return growth(
             trend.newest,
             trend.newest_since,
             last_new=group.last_new,
             last_seen=group.last_seen,
-            now=database_clock.reckoned(records_alias()),
+            now=now,
             parked=group.parked,
             taken=self._taken,
         )

@@ -296,6 +296,19 @@ def test_the_card_of_a_group_tells_of_no_burst_that_was_worked_off(page: Client)
     assert (card.growing, card.lull) == ("", "no new failure for 2 min")
 
 
+def test_a_card_tells_of_the_last_failure_once(page: Client) -> None:
+    """ "the last 17 s ago · first 12 min ago · failed again 17 s ago"."""
+    now = timezone.now()
+    first = now - timedelta(minutes=12)
+    down = made.group(title="BankDown", failed_again=2, last_new=first, last_seen=now - timedelta(seconds=17))
+    for _ in range(3):
+        made.message(down, parked_at=first)
+    text = shown(page, "errorgroup/")
+
+    assert re.search(r"first \S+ \S+ ago · failed again 1\d s ago", text)
+    assert "the last 1" not in text
+
+
 def test_the_index_tells_of_consumers_by_the_look_of_live_status(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its look was up to a minute old: it said nothing of consumers that were dead, and "no consumer" of new ones."""
     counts = {"consumers": 2}
