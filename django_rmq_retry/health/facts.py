@@ -349,7 +349,7 @@ def survey(*, page: bool = False) -> Survey:
     said = any(one.ended_by for one in processes) or any(one.loop for one in dead)
     killers = by_dead_workers() if origins.by_dead_workers else ()
     marks = checked() if again or anyway or twice or said else {}
-    frozen, given_again = left_by_the_lost(processes, now, dead, marks)
+    frozen, given_again = left_by_the_lost(processes, now, dead)
     return Survey(
         alias=alias,
         at=now,

@@ -570,16 +570,14 @@ class GivenAgain:
 
 
 def left_by_the_lost(
-    rows: Sequence[ConsumerProcess], now: datetime, dead: Iterable[Dead], checked: Collection[str] = ()
+    rows: Sequence[ConsumerProcess], now: datetime, dead: Iterable[Dead]
 ) -> tuple[list[Process], dict[str, GivenAgain]]:
     """Return the processes that may be frozen with messages that others got since, and what else of lost ones others
     are given, by queue; after ``read_in_flight``.
 
-    A crash loop that goes on names its own, unless it was ``checked`` and is told no more. One query, if one may be
-    frozen, and two more if lost ones had messages in flight.
+    One query, if one may be frozen, and two more if lost ones had messages in flight.
     """
-    ended = (one for one in dead if one.loop is None or one.loop.over or mark_of(one.loop.dead[-1]) in checked)
-    lost = sorted(ended, key=lambda one: one.row.beat_at, reverse=True)
+    lost = sorted(dead, key=lambda one: one.row.beat_at, reverse=True)
     if not lost:
         return [], {}
     living = [Process.of(row, now, None) for row in rows if not row.vanished(now)]

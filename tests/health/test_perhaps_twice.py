@@ -246,18 +246,6 @@ def test_what_was_never_delivered_again_or_waits_behind_a_pause_is_not_told_here
     assert given_again() == []
 
 
-def test_a_crash_loop_names_its_own_messages_until_it_is_over() -> None:
-    start = timezone.now() - timedelta(minutes=2)
-    for number in range(3):
-        began = start + timedelta(seconds=20 * number)
-        beat = began + timedelta(seconds=8)
-        facts: dict[str, Any] = {"started_at": began, "beat_at": beat, "ended_at": beat + timedelta(seconds=1)}
-        made.consumer(pid=number + 1, **facts, in_flight=[made.in_flight(seconds=70)])
-    made.consumer(started_at=timezone.now(), in_flight=[made.in_flight(again=True)])
-
-    assert given_again() == []
-
-
 BEGUN = "1 message was in a handler when its consumer was lost, and may have been done: PAY-1."
 
 
