@@ -33,11 +33,11 @@ from django_rmq_retry.health.problems import (
     waiting_text,
     without_need,
 )
-from django_rmq_retry.health.processes import late_handlers, lost_since, read_since, unreplaced
+from django_rmq_retry.health.processes import late_handlers, lost_since, read_since, unreplaced, with_cut_off
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import QueueControl, RunWait
 from django_rmq_retry.models.boxes import PendingRows
-from django_rmq_retry.topology.declarations import QUARANTINE, Role
+from django_rmq_retry.topology.declarations import QUARANTINE, Role, work_queue
 from django_rmq_retry.wording import listed, number
 
 NO_QUEUES = Gauged(levels=(), api_set=False)
@@ -110,8 +110,12 @@ class Health:
         """What the database shows, whatever the broker answers."""
         if self.trouble:
             return (unusable(router.db_for_read(QueueControl), self.trouble),)
-        levels = () if self.as_of else self.gauged.levels
-        return tuple(in_survey(self.survey, self.limits, levels)) if self.survey else ()
+        if self.survey is None:
+            return ()
+        known, levels = self.survey, () if self.as_of else self.gauged.levels
+        unread = {work_queue(one.level.queue) for one in self.judged if levels and one.of(Code.NO_CONSUMER)}
+        given = with_cut_off(known.given_again, known.processes, known.at, unread)
+        return tuple(in_survey(replace(known, given_again=given), self.limits, levels))
 
     @cached_property
     def _each(self) -> tuple[Problem, ...]:

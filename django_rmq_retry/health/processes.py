@@ -541,8 +541,7 @@ def read_in_flight(rows: Sequence[ConsumerProcess], now: datetime) -> None:
     if not gone:
         return
     living = [row for row in rows if not row.vanished(now)]
-    named = [row.pk for row in (*gone[:MOST_LOOKED_UP], *living[:MOST_LOOKED_UP])]
-    held = dict(ConsumerProcess.objects.filter(pk__in=named).values_list("pk", "in_flight"))
+    held = _held_by([*gone[:MOST_LOOKED_UP], *living[:MOST_LOOKED_UP]])
     for row in (*gone, *living):
         row.in_flight = held.get(row.pk, [])
 
@@ -585,6 +584,32 @@ def left_by_the_lost(
     frozen = [_as_told(one) for one in _with_unreported(gone) if one.overtaken]
     told = {place for one in frozen for place in (*map(_place_of, one.reported), *one.unreported)}
     return frozen, _given_again(gone, told, readers(rows, now), now)
+
+
+def with_cut_off(
+    given: Mapping[str, GivenAgain], rows: Iterable[ConsumerProcess], now: datetime, unread: Collection[str]
+) -> Mapping[str, GivenAgain]:
+    """Return the same with what processes had begun of queues that hold messages, and have no consumer at the broker.
+
+    These are gone, or cut off from it, although it is too early to miss their heartbeats. One query if there are some.
+    """
+    alive = (row for row in rows if not row.vanished(now) and (row.silent(now) or not row.stopping))
+    gone = [row for row in alive if any(queue in unread for queue in row.queues)][:MOST_LOOKED_UP]
+    unknown = [row for row in gone if "in_flight" in row.get_deferred_fields()]
+    held = _held_by(unknown) if unknown else {}
+    for row in unknown:
+        row.in_flight = held.get(row.pk, [])
+    once, found = handlers_that_repeat_nothing() if gone else [], dict(given)
+    for each in (each for row in gone for each in Process.of(row, now, None).in_flight):
+        queue = work_queue(each.queue)
+        if queue in unread and each.message_id and not (each.auto_ack or each.handler in once):
+            known = found.get(queue, GivenAgain(begun=(), perhaps=(), waiting=()))
+            found[queue] = replace(known, waiting=tuple(sorted({*known.waiting, each.name})))
+    return found
+
+
+def _held_by(rows: Iterable[ConsumerProcess]) -> dict[int, list[Any]]:
+    return dict(ConsumerProcess.objects.filter(pk__in=[row.pk for row in rows]).values_list("pk", "in_flight"))
 
 
 def _given_again(

@@ -10,9 +10,10 @@ import pytest
 from django.utils import timezone
 
 from django_rmq_retry import Batch, Delivery, NackRequeue, RetryThenPark, handler
-from django_rmq_retry.amqp.levels import Level
+from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.health.begun import all_begun, begun_by
 from django_rmq_retry.health.facts import survey
+from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import Limits, in_survey
 from django_rmq_retry.health.rules import Code, Severity
 from django_rmq_retry.models import (
@@ -244,6 +245,31 @@ def test_what_was_never_delivered_again_or_waits_behind_a_pause_is_not_told_here
     lost(queues=["mails"], in_flight=[made.in_flight(seconds=70, queue="mails")])
 
     assert given_again() == []
+
+
+@pytest.mark.parametrize(
+    ("looked", "ready", "facts", "said"),
+    [
+        (0, 1, {}, True),
+        (0, 1, {"seconds": 20, "stopping": True}, True),
+        (5, 1, {}, False),
+        (0, 0, {}, False),
+        (0, 1, {"stopping": True}, False),
+        (0, 1, {"queues": ["mails"]}, False),
+    ],
+    ids=["killed", "told to end, and killed", "begun since the look", "all done", "is ending", "of another queue"],
+)
+def test_what_the_last_consumers_had_begun_is_told_as_soon_as_the_broker_has_lost_them(
+    looked: float, ready: int, facts: dict[str, Any], *, said: bool
+) -> None:
+    """Who started a consumer within 30 s, as the page asked for, made eight payments again without a warning."""
+    made.consumer(**{"seconds": 3, "in_flight": [made.in_flight(seconds=30)], **facts})
+    known = survey()
+    unread = replace(level(ready=ready), consumers=0)
+    gauged, at = Gauged(levels=(unread,), api_set=False), known.at - timedelta(seconds=looked)
+    told = [one for one in Health(survey=known, gauged=gauged, looked_at=at).needs if one.code is Code.GIVEN_AGAIN]
+
+    assert [f"{one.text} {one.why}" for one in told] == [f"{WAITS} {PAUSE}"] * said
 
 
 BEGUN = "1 message was in a handler when its consumer was lost, and may have been done: PAY-1."
