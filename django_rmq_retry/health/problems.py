@@ -360,7 +360,7 @@ def in_survey(survey: Survey, limits: Limits, levels: Sequence[Level] = ()) -> I
             values=values,
             doubts=anyway.doubts,
         )
-    yield from _in_given_again(survey, levels)
+    yield from in_given_again(survey.given_again, survey.processes, now, levels, survey.stopped)
     yield from _in_handled_again([one for one in survey.handled_again if one.mark not in survey.checked], now)
     for run in survey.twice:
         digest = mark_of_run(run)
@@ -383,21 +383,28 @@ def _with_names(names: Sequence[str], count: int) -> str:
     return f": {shown}" if names else ""
 
 
-def _in_given_again(survey: Survey, levels: Sequence[Level]) -> Iterator[Problem]:
+def in_given_again(
+    given: Mapping[str, GivenAgain],
+    rows: Sequence[ConsumerProcess],
+    now: datetime,
+    levels: Sequence[Level],
+    stopped: Iterable[QueueControl],
+) -> Iterator[Problem]:
     """Yield what of lost consumers others handle again, and may handle; what waits in a stopped queue is told there."""
-    stopped = {one.queue for one in survey.stopped}
-    for queue, one in survey.given_again.items():
-        waiting = () if queue in stopped or _is_empty(queue, survey, levels) else one.waiting
+    waits = {one.queue for one in stopped}
+    living = [row for row in rows if row.living(now)]
+    for queue, one in given.items():
+        waiting = () if queue in waits or _is_empty(queue, living, levels) else one.waiting
         told = replace(one, waiting=waiting)
         if told.count:
             yield Problem(code=Code.GIVEN_AGAIN, subject=queue, count=told.count, values=_given_again(told))
 
 
-def _is_empty(queue: str, survey: Survey, levels: Iterable[Level]) -> bool:
+def _is_empty(queue: str, living: Iterable[ConsumerProcess], levels: Iterable[Level]) -> bool:
     """Return True if nothing waits in a queue, or in a consumer of it, as far as that is known."""
     roles = (Role.WORK, Role.QUARANTINE)
     ready = [level.ready for level in levels if level.role in roles and work_queue(level.queue) == queue]
-    waits = any(row.waiting for row in survey.processes if row.living(survey.at) and queue in row.queues)
+    waits = any(row.waiting for row in living if queue in row.queues)
     return 0 in ready and not (waits or any(ready))
 
 

@@ -20,12 +20,14 @@ from django_rmq_retry.health.problems import (
     ToldLoop,
     crash_loops,
     died_after_check,
+    in_given_again,
     in_processes,
     last_signs,
     still_at_it,
 )
-from django_rmq_retry.health.processes import InFlight, Process, ProcessState, dead_processes
+from django_rmq_retry.health.processes import InFlight, Process, ProcessState, dead_processes, given_again
 from django_rmq_retry.health.rules import Code, Problem, Severity
+from django_rmq_retry.models import QueueControl
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked.checked import checked
 from django_rmq_retry.parked.database import records_alias
@@ -248,8 +250,9 @@ class ProcessList:
     def of(cls, known: Sequence[Process], levels: Callable[[], Sequence[Level]] = tuple) -> "ProcessList":
         """Judge them; if none is alive, ``levels`` tell which queues stand still.
 
-        One query, of what was handled again; one more for what was checked, if there is a crash loop or a doubt, one
-        for what killed the processes of a loop, and a few if others have handled what a process has in a handler.
+        One query, of what was handled again; one more for what is paused, if the last ones had begun something, one for
+        what was checked, if there is a crash loop or a doubt, one for what killed the processes of a loop, and a few if
+        others have handled what a process has in a handler.
         """
         # A moment ago the processes were judged by the same reading of this clock.
         now, rows = database_clock.now(records_alias()), [one.row for one in known]
@@ -266,6 +269,9 @@ class ProcessList:
         overtaken = [one for one in known if one.overtaken]
         found = merged(list(in_processes(rows, now, overtaken, dead=dead, checked=marks)), queues, last)
         found += still_at_it(again, rows, now)
+        if last and (given := given_again(known, now)):
+            # Who starts a consumer, as is advised, would have it done again.
+            found += in_given_again(given, rows, now, queues.levels, QueueControl.objects.stopped(now))
         checked_ones = {(one.queue, one.message_id) for one in again if one.mark in marks}
         told_in = {row.pk: loop for loop in loops for row in loop.dead}
         new = {row.pk for row in died_after_check(known, loops, marks)}

@@ -583,7 +583,7 @@ def left_by_the_lost(
     gone = _with_others([*living, *_with_later([Process.of(one.row, now, one) for one in lost])])
     frozen = [_as_told(one) for one in _with_unreported(gone) if one.overtaken]
     told = {place for one in frozen for place in (*map(_place_of, one.reported), *one.unreported)}
-    return frozen, _given_again(gone, told, readers(rows, now), now)
+    return frozen, given_again(gone, now, told=told, read=readers(rows, now))
 
 
 def with_cut_off(
@@ -612,8 +612,8 @@ def _held_by(rows: Iterable[ConsumerProcess]) -> dict[int, list[Any]]:
     return dict(ConsumerProcess.objects.filter(pk__in=[row.pk for row in rows]).values_list("pk", "in_flight"))
 
 
-def _given_again(
-    found: Sequence[Process], told: Collection[tuple[str, str]], read: Collection[str], now: datetime
+def given_again(
+    found: Sequence[Process], now: datetime, *, told: Collection[tuple[str, str]] = (), read: Collection[str] = ()
 ) -> dict[str, GivenAgain]:
     """Return what is given again of the processes that are lost.
 

@@ -39,6 +39,7 @@ from tests.handlers.factories import delivery, subscription
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 STATUS, LIST = "/admin/rmq_retry/livestatus/", "/admin/rmq_retry/parkedmessage/"
+CONSUMERS = "/admin/rmq_retry/consumerprocess/"
 RETRIED = {"rmq-retry-attempts": 1, "rmq-retry-unacked": 1}
 
 
@@ -270,6 +271,20 @@ def test_what_the_last_consumers_had_begun_is_told_as_soon_as_the_broker_has_los
     told = [one for one in Health(survey=known, gauged=gauged, looked_at=at).needs if one.code is Code.GIVEN_AGAIN]
 
     assert [f"{one.text} {one.why}" for one in told] == [f"{WAITS} {PAUSE}"] * said
+
+
+def test_consumers_advises_a_pause_first_if_what_the_last_one_had_begun_waits(admin_user: Any) -> None:
+    """Live status said "pause the queue", and the page that it leads to only how a consumer is started."""
+    lost(in_flight=[made.in_flight(seconds=70)])
+    page = client_of(admin_user)
+    shown, command = Page(page.get(CONSUMERS)).text, run("rmq_status", "--consumers").out
+    QueueControl.objects.create(queue="payments.main", since=timezone.now(), paused=True)
+    paused = Page(page.get(CONSUMERS)).text
+
+    assert f"! {WAITS} {PAUSE}" in shown
+    assert shown.count("manage.py rmq_consume") == 1
+    assert f"! {WAITS} {PAUSE}\n" in command
+    assert WAITS not in paused
 
 
 BEGUN = "1 message was in a handler when its consumer was lost, and may have been done: PAY-1."
