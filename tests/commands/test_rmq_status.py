@@ -1,6 +1,7 @@
 """rmq_status: depths and consumers, problems in words, one line for probes; it never takes a message."""
 
 import signal
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from django_rmq_retry.management.broker_status import BrokerStatus, is_quiet, st
 from django_rmq_retry.models import RequeueRun, RunState
 from django_rmq_retry.models.controls import VANISHED_AFTER
 from django_rmq_retry.topology import Role
-from tests.admin.made import consumer
+from tests.admin.made import consumer, outgoing
 from tests.commands.running import Exit, Ran, Terminal, run
 from tests.operators.made import record, requeue_run
 from tests.shop.running import Shop
@@ -52,6 +53,18 @@ def test_a_probe_gets_one_line_and_an_exit_code(amqp: BlockingChannel) -> None:
     assert (shown.code, shown.lines[0]) == (Exit.DONE, ["1 problem, 0 warnings."])
     assert shown.lines[1][:3] == ["consumers", "error", "Queue 'payments.charge' has no consumer. 1 message waits."]
     assert ["payments.charge", "work", "1", "0", "✕ no consumer reads this queue"] in shown.lines
+
+
+@pytest.mark.on_both
+def test_what_only_follows_is_told_last_and_is_no_problem_of_its_own(amqp: BlockingChannel) -> None:
+    """Live status said that one thing needs somebody, and the command "2 problems" of the same."""
+    put(amqp, "payments.charge")
+    consumer(seconds=64, queues=["payments.charge"])
+    outgoing(created_at=timezone.now() - timedelta(hours=1), failed_at=None, error="")
+    lines = run("rmq_status").lines
+
+    assert lines[0] == ["1 problem, 0 warnings. 1 more finding only follows."]
+    assert [line[0] for line in lines[1:3]] == ["consumers", "database"]
 
 
 @pytest.mark.on_both

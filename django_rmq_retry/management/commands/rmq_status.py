@@ -219,9 +219,11 @@ class Command(RmqCommand):
 
     def _show(self, seen: BrokerStatus, *, every: bool) -> None:
         """Show what needs somebody first, then the state of all."""
-        found = [Finding.of(problem) for problem in seen.health.needs]
-        self.line(*findings.conclusion(found))
-        findings.write(self, found, by_area=False)
+        following = seen.health.following
+        causes = [Finding.of(one) for one in seen.health.needs if one not in following]
+        more = f" {plural(len(following), 'more finding')} only {'follow' if len(following) > 1 else 'follows'}."
+        self.line(*findings.conclusion(causes, more if following else ""))
+        findings.write(self, [*causes, *map(Finding.of, following)], by_area=False)
         terminal = self.stdout.isatty()
         if terminal:
             self.line()
