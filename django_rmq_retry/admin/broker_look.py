@@ -129,11 +129,13 @@ def _now() -> datetime:
 
 
 def _ask_broker(known: Sequence[Declared]) -> Look:
+    # What is heard of a consumer from now on is newer: a queue may have been looked at before it was consumed.
+    began = _now()
     with broker_connections.connections.session(purpose="admin", patience=AWAY_SECONDS) as session:
         if session is None:
-            return Look(at=_now())
+            return Look(at=began)
         gauged = declared.gauged(declared.declarer_on(session), known)
-    return Look(at=_now(), gauged=gauged)
+    return Look(at=began, gauged=gauged)
 
 
 _window = _Window()

@@ -429,7 +429,7 @@ def _given_again(one: GivenAgain) -> dict[str, object]:
     said = [text % {"number": number(len(names)), "names": listed(names)} for text, names in told if names]
     advice = _("The work may be done already.")
     if one.waiting:
-        advice = _("The work may be done already: pause the queue until you know.")
+        advice = _("The work may be done already, and that of others begun since: pause the queue until you know.")
     return {"said": said[0], "advice": " ".join([*said[1:], advice])}
 
 
@@ -1087,7 +1087,7 @@ def _crash_loop(
     said += _in_hand(rows, set(map(str, killers)))
     held = {work_queue(str(entry["queue"])) for row in rows for entry in row.in_flight if entry.get("queue")}
     if not killers and held and held < set(read):
-        said.append(_("These are of %(queues)s.") % {"queues": listed(sorted(held))})
+        said.append(_("What they had in flight is of %(queues)s.") % {"queues": listed(sorted(held))})
     unread = [queue for queue in queues if not any(queue in row.queues for row in heard)]
     over = all(loop.over for loop in loops)
     # The one that outlived the loop may be dead, too: then another one that lives may show that it is over.

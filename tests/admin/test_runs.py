@@ -1028,7 +1028,7 @@ def test_a_run_names_the_queue_of_what_its_dead_consumers_had_in_flight(page: Cl
     RequeueItem.objects.create(run=run, message=made.message(), place=1, revision=1, state="sent", sent_at=at)
     text = Page(page.get(f"{RUNS}{run.pk}/change/")).text
 
-    assert "their logs say why they ended. These are of mail." in text
+    assert "their logs say why they ended. What they had in flight is of mail." in text
     assert "None had reported" not in text
 
 

@@ -649,7 +649,8 @@ class TestParked:
         record(parked_at=ago(hours=30), group=group("f", last_seen=ago(hours=30)))
         OutboxMessage.objects.create(created_at=now, failed_at=now, body=b"{}", properties=b"", due_at=now)
         QueueControl.objects.create(queue="open", opened=True, cause="BankDown", opened_at=ago(minutes=3))
-        run = RequeueRun.objects.create(by="ann", selection={}, state=RunState.RUNNING, created_at=ago(hours=3))
+        unsent = {"total": 5, "state": RunState.RUNNING, "created_at": ago(hours=3)}
+        run = RequeueRun.objects.create(by="ann", selection={}, **unsent)
         ConsumerProcess.objects.create(name="p", host="web", pid=3, started_at=ago(hours=1), beat_at=ago(seconds=95))
         ran, patient = examined(), examined("--max-parked-age", "2d")
 

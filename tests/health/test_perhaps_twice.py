@@ -168,7 +168,7 @@ def given_again(levels: Sequence[Level] = ()) -> list[str]:
 
 NOW = "1 message is being handled again: PAY-1."
 WAITS = "1 message was in a handler when its consumer was heard of last, and may be handled again: PAY-1."
-PAUSE = "The work may be done already: pause the queue until you know."
+PAUSE = "The work may be done already, and that of others begun since: pause the queue until you know."
 
 
 def test_what_a_killed_worker_had_begun_is_told_from_its_end_on_until_it_was_handled_again(admin_user: Any) -> None:
