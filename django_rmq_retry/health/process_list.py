@@ -105,8 +105,13 @@ class ProcessRow:
 
     @property
     def over(self) -> bool:
-        """True if others do its work, and all of its messages are known to have been processed once."""
-        return self.replaced and (self.process.settled or not self.process.busy)
+        """True if others do its work, and all of its messages are known to have been processed once.
+
+        One that died just now may have begun some that it did not report any more.
+        """
+        process = self.process
+        idle = not process.busy and (process.row.told_all or process.unheard >= FRESH)
+        return self.replaced and (process.settled or idle)
 
     @property
     def brief(self) -> bool:

@@ -257,6 +257,20 @@ def test_the_command_names_what_nobody_is_known_to_have_handled_of_a_replaced_pr
     assert [row[-1] for row in run("rmq_status", "--consumers").rows if "9f3c-7" in row] == ["✕ outcome unknown"]
 
 
+def test_one_that_was_killed_just_now_is_not_over_although_it_had_reported_nothing(page: Client) -> None:
+    """Killed inside three payments that it had begun since its last heartbeat, it was folded away with old ones."""
+    now = timezone.now()
+    gone = made.consumer(seconds=20, ended_at=now - timedelta(seconds=15), fault=IS_GONE, stopping=True)
+    made.consumer(host="a", started_at=now - timedelta(seconds=14))
+    fresh = shown(page)
+    past = now - timedelta(minutes=9)
+    ConsumerProcess.objects.filter(pk=gone.pk).update(beat_at=past, ended_at=past)
+
+    assert "1 that ended or vanished is over" not in fresh
+    assert "worker-3:4711" in fresh
+    assert "1 that ended or vanished is over" in shown(page)
+
+
 def test_what_was_in_quarantine_as_its_worker_died_has_the_state_of_its_record(page: Client) -> None:
     """It was parked because its worker died, and "outcome unknown" half an hour later."""
     one = made.message(message_id="9f3c-7", queue="payments.main", state=State.PARKED)
@@ -765,7 +779,7 @@ def test_an_empty_page_says_how_to_start_a_consumer(page: Client, settings: Any)
     empty = shown(page)
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "RECORDS": False}
 
-    assert "No consumer has written a heartbeat to the database. manage.py rmq_consume" in empty
+    assert "! No consumer is running: none writes heartbeats. manage.py rmq_consume" in empty
     assert "Consumers write no heartbeat while the setting RECORDS is False." in shown(page)
 
 

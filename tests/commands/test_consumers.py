@@ -20,7 +20,7 @@ def test_nothing_found_is_an_exit_code_of_its_own() -> None:
     told, data = run("rmq_status", "--consumers"), run("rmq_status", "--consumers", "--json")
 
     assert (told.code, told.out, data.code, data.data["items"]) == (Exit.NOTHING, "", Exit.NOTHING, [])
-    assert told.err == "No consumer has written a heartbeat to the database. Start one: manage.py rmq_consume\n"
+    assert told.err == "No consumer is running: none writes heartbeats. Start one: manage.py rmq_consume\n"
 
 
 def test_a_large_installation_is_shown_by_its_troubled_part() -> None:

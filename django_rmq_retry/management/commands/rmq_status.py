@@ -203,7 +203,7 @@ class Command(RmqCommand):
         if not settings().records:
             self.say("Consumers write no heartbeat while the setting RECORDS is False.")
         elif not known:
-            self.say("No consumer has written a heartbeat to the database. Start one: manage.py rmq_consume")
+            self.say("No consumer is running: none writes heartbeats. Start one: manage.py rmq_consume")
 
     def _found_rows(self, known: Sequence[Process], options: Options) -> Sequence[ProcessRow]:
         """Say what is wrong, and how many there are; return those that are shown, and those that are over if wanted."""
