@@ -238,11 +238,15 @@ def test_each_child_of_a_supervisor_has_a_row_with_its_number(bank: Bank) -> Non
 
 def test_a_child_that_died_has_its_signal_or_exit_code_in_its_row(bank: Bank) -> None:
     """It counted as one that starts, and was then "killed: its process is gone" whatever had ended it."""
-    with bank.consuming("--processes", "1") as consumer:
-        os.kill(row().pid, signal.SIGKILL)
-        wait_until(lambda: len(rows()) == 2 and rows()[0].ended_at, 60, what=consumer.said)
-        dead, next_one = rows()
-        assert (dead.fault, dead.end_noticed, dead.stopping) == ("SIGKILL", False, True)
+    with bank.consuming("--processes", "2") as consumer:
+        wait_until(lambda: sum(one.connected for one in rows()) == 2, 60, what=consumer.said)
+        killed = rows()[0].pid
+        os.kill(killed, signal.SIGKILL)
+        wait_until(
+            lambda: [one.pid for one in rows() if one.ended_at] == [killed] and rows()[2:], 60, what=consumer.said
+        )
+        dead, next_one, _other = rows()
+        assert (dead.pid, dead.fault, dead.end_noticed, dead.stopping) == (killed, "SIGKILL", False, True)
         assert dead.ended_at
         assert dead.ended_at < next_one.started_at
         assert consumer.stopped() == 0

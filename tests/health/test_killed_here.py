@@ -83,6 +83,8 @@ def test_one_that_is_heard_of_is_not_looked_at() -> None:
     assert ConsumerProcess.objects.get().ended_at is None
 
 
+# On PostgreSQL a heartbeat ends the connection of its thread, and with it a transaction of the test.
+@pytest.mark.django_db(transaction=True)
 def test_the_one_that_is_started_in_its_place_notes_it_at_once() -> None:
     """In a crash loop each that had died counted as one that starts, for ten seconds."""
     died = made.consumer(seconds=1, pid=2**22, place=process_place.own_place())
