@@ -476,7 +476,10 @@ def _in_loops(
         if last.vanished(now) and id(last) not in frozen:
             lives += [last.ran(now)] if dead else []
             dead.append(last)
-            if first := max(_last_long_life(lives), _last_slow_death(dead)):
+            outlived, slow = _last_long_life(lives), _last_slow_death(dead)
+            if outlived > slow and _is_loop(dead[:outlived], lives[: outlived - 1]):
+                loops.append(CrashLoop(dead=tuple(dead[:outlived]), last=dead[outlived], over=True))
+            if first := max(outlived, slow):
                 dead, lives = dead[first:], lives[first:]
     given_up = last.vanished(now) and now - last.beat_at > TAKEN_OVER_AFTER and _reads_all(read, last)
     if _is_loop(dead, lives) and not given_up:

@@ -776,6 +776,17 @@ def test_two_services_that_die_of_the_same_queues_are_one_finding() -> None:
     assert [(one.code, one.count) for one in found] == [(Code.CRASH_LOOP, 6)]
 
 
+def test_a_loop_that_one_outlived_for_a_minute_is_not_forgotten_as_that_one_dies() -> None:
+    """14 workers had died of a message; as another one was killed, the pages told of 8."""
+    early, late = (
+        line((90, 3), (2.95, 2.9), (2.85, 2.8), last=2.75),
+        line((90, 3), (2.95, 2.9), (2.85, 2.8), (2.75, 1), last=0.9),
+    )
+
+    assert [(one.code, one.count) for one in in_processes(early, NOW)] == [(Code.CRASH_LOOP_OVER, 3)]
+    assert [(one.code, one.count) for one in in_processes(late, NOW)] == [(Code.CRASH_LOOP_OVER, 3)]
+
+
 def told_of_loops(rows: list[ConsumerProcess], minutes: float) -> list[tuple[Any, ...]]:
     """What is told of crash loops so many minutes later, if nobody else dies."""
     now = NOW + timedelta(minutes=minutes)
