@@ -105,13 +105,6 @@ def count_or_dash(value: Any) -> Count | str:
     return Count(value) if isinstance(value, int) else NOTHING
 
 
-def counted(text: str, **values: Any) -> str:
-    """Fill a translated text; its numbers have the separators of the language."""
-    return text.replace(")d", ")s") % {
-        name: Count(value) if isinstance(value, int) else value for name, value in values.items()
-    }
-
-
 def name(text: object) -> SafeString:
     """Return a name that stays whole; a long one wraps after a dot, and elsewhere only if a word of it is too long."""
     shown = visible(text)

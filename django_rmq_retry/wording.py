@@ -39,6 +39,13 @@ def messages_counted(count: int) -> str:
     return ngettext("%(number)s message", "%(number)s messages", count) % {"number": number(count)}
 
 
+def counted(text: str, **values: object) -> str:
+    """Fill a translated text; its numbers have the separators of the language."""
+    return text.replace(")d", ")s") % {
+        name: number(value) if isinstance(value, int) else value for name, value in values.items()
+    }
+
+
 def listed(names: Iterable[str]) -> str:
     """Return the first few names, and the number of the others; a single other one is as short by its name."""
     every = list(names)

@@ -26,7 +26,7 @@ from django_rmq_retry.admin.labels import column, labelled, short_on_screen
 from django_rmq_retry.admin.message_list import CappedPaginator, chosen_in, counted_as
 from django_rmq_retry.admin.pages import MOST_RECORDS_LINKED, Pages, refusal
 from django_rmq_retry.health.doubts import FINDING, NAMES, finding_of
-from django_rmq_retry.markup import NOTHING, count_or_dash, counted, time_exact, visible
+from django_rmq_retry.markup import NOTHING, count_or_dash, time_exact, visible
 from django_rmq_retry.models import Action, ApprovalRequest, ErrorGroup, OperatorAction, ParkedMessage
 from django_rmq_retry.models.audit import MESSAGES
 from django_rmq_retry.parked.audit import WHOLE_LOG, acts_meant, acts_on, messages_named
@@ -36,6 +36,7 @@ from django_rmq_retry.parked.key_lists import keys_of, unmatched_when_stored
 from django_rmq_retry.parked.key_text import text_of_keys
 from django_rmq_retry.parked.operators import has_own_rules
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, number_in
+from django_rmq_retry.wording import counted
 
 RANGES = re.compile(r"\d{1,18}(-\d{1,18})?( \d{1,18}(-\d{1,18})?)*", re.ASCII)
 """The form in which an action names several messages."""

@@ -14,7 +14,6 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.health.problems import growth
-from django_rmq_retry.markup import counted
 from django_rmq_retry.messages.reasons import MAY_HAVE_RUN
 from django_rmq_retry.models import ApprovalRequest, ErrorGroup, ParkedOrigin, RequeueRun
 from django_rmq_retry.parked import approvals
@@ -22,7 +21,7 @@ from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import STILL_GROWS, Origin, grows, has_grown, origins_of, parked_lately
 from django_rmq_retry.parked.items import LeftBehind, groups_of_runs, left_behind_lately
-from django_rmq_retry.wording import listed, minute
+from django_rmq_retry.wording import counted, listed, minute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,6 @@ from django.utils.translation import ngettext
 
 from django_rmq_retry.admin import places
 from django_rmq_retry.admin.pages import Pages, refusal
-from django_rmq_retry.markup import counted
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import KeyList, ParkedMessage, State
 from django_rmq_retry.parked import operators
@@ -39,6 +38,7 @@ from django_rmq_retry.parked.key_text import parse, text_of_keys
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.outcome_texts import decisions_on
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, Selection, number_in
+from django_rmq_retry.wording import counted
 
 MOST_CHECKED = 2000
 """The most messages of a filter for which the project's rules are called before the request is sent."""

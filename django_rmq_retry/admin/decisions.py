@@ -22,7 +22,7 @@ from django_rmq_retry.admin.message_page import of_message
 from django_rmq_retry.admin.pages import Pages, refusal, requires
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.markup import NOTHING, counted
+from django_rmq_retry.markup import NOTHING
 from django_rmq_retry.models import Action, DiscardCategory, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.models.parked import DONE_OTHERWISE, NOBODY_DID_IT, OPEN, resolution_text
 from django_rmq_retry.parked import operators
@@ -37,7 +37,7 @@ from django_rmq_retry.parked.overdue import discardable, lost_sentence
 from django_rmq_retry.parked.released import released_by
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.twins import MOST_COMPARED
-from django_rmq_retry.wording import minute
+from django_rmq_retry.wording import counted, minute
 
 SPANS: tuple[tuple[str, Any], ...] = (
     ("30m", gettext_lazy("for 30 minutes")),

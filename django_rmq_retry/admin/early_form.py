@@ -13,7 +13,6 @@ from django_rmq_retry.admin.pages import Pages, refusal, requires
 from django_rmq_retry.admin.requeue_form import missing_confirmations, number_to_type, targets_of, typed_number
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.errors import RmqRetryError
-from django_rmq_retry.markup import counted
 from django_rmq_retry.messages.identity import text_digest
 from django_rmq_retry.models import ErrorGroup
 from django_rmq_retry.parked import early_runs, queue_pauses
@@ -25,6 +24,7 @@ from django_rmq_retry.parked.operators import Actor, Refused, has_own_rules, lac
 from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, STOP_AT, RequeueOptions
 from django_rmq_retry.parked.selection import number_in
 from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.wording import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq_retry.admin.choice import LeftOut, back_of, choosing, forbidden, named_alone, taken_keys
 from django_rmq_retry.admin.pages import Pages, refusal, requires
-from django_rmq_retry.markup import counted
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from django_rmq_retry.parked.edit import editable_text, laid_out
@@ -30,6 +29,7 @@ from django_rmq_retry.parked.edit_many import (
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import NEEDED, Actor, Refused
 from django_rmq_retry.parked.selection import TOKEN_SECONDS, Selection
+from django_rmq_retry.wording import counted
 
 SALT = "django_rmq_retry.edit_many"
 MOST_CAUSES_OF_EDIT = 3

@@ -21,12 +21,12 @@ from django_rmq_retry.admin.choice import (
 )
 from django_rmq_retry.admin.labels import LEFT_OUT
 from django_rmq_retry.admin.pages import Pages, refusal, requires, saved_as
-from django_rmq_retry.markup import counted
 from django_rmq_retry.models import RequeueRun
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.operators import Actor, NotAllowed, Refused
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.transfer import Payload, audit_lines, early_lines, export, run_lines
+from django_rmq_retry.wording import counted
 
 FORMS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson; charset=utf-8"}
 VERBS = ("view", "export")

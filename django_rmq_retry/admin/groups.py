@@ -24,7 +24,7 @@ from django_rmq_retry.admin.pages import Button, Pages, edits, refusal, requires
 from django_rmq_retry.admin.requests import asked_for, in_words
 from django_rmq_retry.admin.timeline import CHANGED, activity, latest, timeline
 from django_rmq_retry.attempts.history import attempts_of
-from django_rmq_retry.markup import Count, counted
+from django_rmq_retry.markup import Count
 from django_rmq_retry.models import (
     Action,
     Attempt,
@@ -51,6 +51,7 @@ from django_rmq_retry.parked.may_have_run import with_perhaps_handled
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import number_in
 from django_rmq_retry.parked.unsent_edits import edited_unsent
+from django_rmq_retry.wording import counted
 
 PER_PAGE = 25
 MOST_TYPES = 8

@@ -12,7 +12,6 @@ from django_rmq_retry.admin import places
 from django_rmq_retry.admin.broker_look import waiting_seen
 from django_rmq_retry.admin.choice import MOST_KEYS_SHOWN, seen_by
 from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
-from django_rmq_retry.markup import counted
 from django_rmq_retry.models import KeyList, ParkedMessage, State
 from django_rmq_retry.parked.findings import FINDING_TEXTS
 from django_rmq_retry.parked.found import Room
@@ -22,6 +21,7 @@ from django_rmq_retry.parked.may_have_run import may_have_run
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import LISTED, Selection, number_in
 from django_rmq_retry.statements import with_one_of
+from django_rmq_retry.wording import counted
 
 MOST_MATCHES_SHOWN = 20
 """The most messages of one key that a page names; the export has all."""

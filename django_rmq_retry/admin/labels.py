@@ -22,17 +22,7 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_
 from django_rmq_retry.attempts.history import failures_of
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
-from django_rmq_retry.markup import (
-    NOTHING,
-    badge,
-    counted,
-    name,
-    state_badge,
-    time_ago,
-    time_minute,
-    time_short,
-    visible,
-)
+from django_rmq_retry.markup import NOTHING, badge, name, state_badge, time_ago, time_minute, time_short, visible
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ErrorGroup, GatedAct, ItemReason, OperatorAction, ParkedMessage, State
@@ -42,7 +32,7 @@ from django_rmq_retry.parked.may_have_run import attempts_counted, doubt_about
 from django_rmq_retry.parked.outcome_texts import DECIDED_BY
 from django_rmq_retry.parked.selection import DOUBTS, EXCEPT, FIELDS, LISTED, group_numbers, worth_saying
 from django_rmq_retry.topology.declarations import Role
-from django_rmq_retry.wording import minute, number
+from django_rmq_retry.wording import counted, minute, number
 
 LONGEST_SELECTION = 400
 MOMENTS = ("edited_at", "parked_after", "parked_before")

@@ -29,7 +29,7 @@ from django_rmq_retry.admin.outbox_outlook import Outlook, lack_of
 from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.health.senders import TAKEN_WITHIN, Senders, Untaken
-from django_rmq_retry.markup import NOTHING, badge, counted, name, time_ago
+from django_rmq_retry.markup import NOTHING, badge, name, time_ago
 from django_rmq_retry.messages.properties import Properties, decode_properties
 from django_rmq_retry.models import OutboxMessage, State
 from django_rmq_retry.models.boxes import NO_ROUTE
@@ -40,7 +40,7 @@ from django_rmq_retry.parked.operators import Actor, Refused, has_own_rules, own
 from django_rmq_retry.parked.outbox_actions import discard_outbox, failing, retry_outbox
 from django_rmq_retry.parked.selection import number_in
 from django_rmq_retry.parked.stored_keys import MOST_LISTED_BYTES, keys_of
-from django_rmq_retry.wording import number
+from django_rmq_retry.wording import counted, number
 
 OutboxRows = QuerySet[OutboxMessage]
 MOST_DISCARDED = 500

@@ -9,11 +9,10 @@ from django_rmq_retry.admin.broker_look import Look
 from django_rmq_retry.amqp.refusals import no_exchange
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.senders import TAKEN_WITHIN, Senders
-from django_rmq_retry.markup import counted
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.models.boxes import NO_ROUTE
 from django_rmq_retry.publishing.faults import MOST_FAILED_SENDS
-from django_rmq_retry.wording import second, span
+from django_rmq_retry.wording import counted, second, span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

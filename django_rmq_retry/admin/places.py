@@ -7,13 +7,13 @@ from django.http import HttpRequest
 from django.utils.translation import ngettext
 
 from django_rmq_retry.admin.pages import Pages, refusal
-from django_rmq_retry.markup import counted
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.findings import RequeueReport
 from django_rmq_retry.parked.found import Found, Room
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.twins import UNHANDLED, WAITING, Twins, each, twins_of, twins_of_sent
+from django_rmq_retry.wording import counted
 
 Places = Mapping[str, Sequence[Found]]
 

@@ -10,13 +10,13 @@ from django.utils.translation import ngettext
 
 from django_rmq_retry.admin import labels
 from django_rmq_retry.admin.pages import refusal
-from django_rmq_retry.markup import counted
 from django_rmq_retry.models import ApprovalRequest, GatedAct, ParkedMessage
 from django_rmq_retry.parked import approvals, gated_acts
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.edit import changes_in_one_line
 from django_rmq_retry.parked.four_eyes import EDITS, UnreadableWish, Wish, selection_of
 from django_rmq_retry.parked.selection import Selection, worth_saying
+from django_rmq_retry.wording import counted
 
 MOST_IN_WORDS = 10
 """The most requests of a page whose change is looked up."""

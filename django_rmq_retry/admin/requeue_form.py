@@ -28,7 +28,6 @@ from django_rmq_retry.admin.queues import StoppedBadge, StoppedQueues
 from django_rmq_retry.admin.requests import AskedFor, asked_for
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.markup import counted
 from django_rmq_retry.models import ErrorGroup, ItemReason, ParkedMessage, RequeueRun, RunState
 from django_rmq_retry.parked import awaited, operators
 from django_rmq_retry.parked.database import records_alias
@@ -51,6 +50,7 @@ from django_rmq_retry.parked.requeue import TYPED_FROM, start
 from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, NO_TARGETS, STOP_AT, RequeueOptions, checked_target
 from django_rmq_retry.parked.selection import EXCEPT, Selection
 from django_rmq_retry.parked.twins import Twins, each
+from django_rmq_retry.wording import counted
 
 TAKEN_BY_NOBODY = {"unhandled", "untaken"}
 """The findings on messages that no handler of this project would take, so sending them does nothing."""

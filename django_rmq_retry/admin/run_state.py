@@ -12,11 +12,11 @@ from django.utils.translation import ngettext
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin.broker_look import Look
 from django_rmq_retry.health.processes import lost_since_now
-from django_rmq_retry.markup import MIXED, badge, counted, visible
+from django_rmq_retry.markup import MIXED, badge, visible
 from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import SENT_LATELY
 from django_rmq_retry.parked.database import records_alias
-from django_rmq_retry.wording import number
+from django_rmq_retry.wording import counted, number
 
 SIGNS = {
     ItemState.PROCESSED: ("processed", "✓"),

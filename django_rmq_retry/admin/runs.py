@@ -51,7 +51,7 @@ from django_rmq_retry.health.held import awaits_end_of_doubts, leave_out_unfound
 from django_rmq_retry.health.problems import in_processes
 from django_rmq_retry.health.processes import any_alive, read_if_open
 from django_rmq_retry.health.rules import Code, Problem
-from django_rmq_retry.markup import NOTHING, counted, time_minute, time_span, visible, wrapping
+from django_rmq_retry.markup import NOTHING, time_minute, time_span, visible, wrapping
 from django_rmq_retry.models import (
     Action,
     ConsumerProcess,
@@ -84,7 +84,7 @@ from django_rmq_retry.parked.run_steps import send_run
 from django_rmq_retry.parked.selection import EXCEPT
 from django_rmq_retry.recurring import thread_name
 from django_rmq_retry.topology.declarations import work_queue
-from django_rmq_retry.wording import decimal, listed, number
+from django_rmq_retry.wording import counted, decimal, listed, number
 
 PAGE_SLICE_SECONDS = 0.5
 """Seconds for which an open page sends in one request; the page then requests the next slice."""

@@ -10,11 +10,11 @@ from django.utils.translation import ngettext
 
 from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
 from django_rmq_retry.admin.requeue_form import typed_number
-from django_rmq_retry.markup import counted
 from django_rmq_retry.models import RequeueRun, RunState
 from django_rmq_retry.models.runs import HELD
 from django_rmq_retry.parked import requeue_options, run_steering
 from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.wording import counted
 
 PAUSE, CHANGE_RATE = "pause", "change_rate"
 RESUME, TEST, STOP = "resume", "test", "stop"

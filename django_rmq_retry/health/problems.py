@@ -1148,18 +1148,13 @@ def _in_hand(rows: Iterable[ConsumerProcess], known: Collection[str]) -> list[st
     """
     each = ({entry.get("key") or entry.get("message_id") for entry in row.in_flight} for row in rows)
     held = Counter(name for names in each for name in names if name and name not in known)
+    most = max(held.values(), default=0)
+    if known and most <= 1:
+        return []
     if not held:
-        return (
-            []
-            if known
-            else [_("None had reported a message of these queues in flight: their logs say why they ended.")]
-        )
-    if max(held.values()) == 1 and (known or len(held) > 1):
-        return (
-            []
-            if known
-            else [_("No message was in flight in several at their last heartbeats: their logs say why they ended.")]
-        )
+        return [_("None had reported a message of these queues in flight: their logs say why they ended.")]
+    if most == 1 and len(held) > 1:
+        return [_("No message was in flight in several at their last heartbeats: their logs say why they ended.")]
     messages = listed(f"{name} ({number(times)})" for name, times in held.most_common())
     return [_("In flight as they died, and how often: %(messages)s.") % {"messages": messages}]
 

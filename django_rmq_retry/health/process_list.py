@@ -32,7 +32,7 @@ from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked.checked import checked
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.topology.declarations import work_queue
-from django_rmq_retry.wording import duration, listed, number, span
+from django_rmq_retry.wording import counted, duration, listed, number, span
 
 BADGES: Mapping[ProcessState, tuple[str, str, Any]] = {
     ProcessState.RUNNING: ("processed", "✓", pgettext_lazy("consumer", "running")),
@@ -191,7 +191,7 @@ class Fates:
             (self.retried, ngettext("%(count)d message retried", "%(count)d messages retried", self.retried)),
             (self.unknown, unknown),
         )
-        return [_counted(text, count) for count, text in fates if count]
+        return [counted(text, count=count) for count, text in fates if count]
 
 
 def _fate(one: InFlight) -> str:
@@ -202,10 +202,6 @@ def _fate(one: InFlight) -> str:
     if one.record is not None and one.record.state in OPEN:
         return "parked"
     return "elsewhere" if one.also else "retried" if one.later else "unknown"
-
-
-def _counted(text: str, count: int) -> str:
-    return text.replace(")d", ")s") % {"count": number(count)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +298,7 @@ class ProcessList:
             (silent, ngettext("%(count)d without a heartbeat", "%(count)d without a heartbeat", silent)),
             (gone, ngettext("%(count)d ended or vanished", "%(count)d ended or vanished", gone)),
         )
-        return " · ".join(_counted(text, count) for count, text in parts if count)
+        return " · ".join(counted(text, count=count) for count, text in parts if count)
 
     @property
     def tables(self) -> list[ProcessTable]:
@@ -329,7 +325,7 @@ class ProcessList:
         briefly = len(running) >= MANY_RUN
         folded = [
             ProcessTable(
-                rows=some, what=what, fold=" · ".join([_counted(text, len(some)), *says(some)]), briefly=briefly
+                rows=some, what=what, fold=" · ".join([counted(text, count=len(some)), *says(some)]), briefly=briefly
             )
             for what, some, least, text, says in folds
             if len(some) >= least
@@ -374,7 +370,7 @@ def _at_work(rows: Sequence[ProcessRow]) -> list[str]:
     return [
         _("%(busy)s of %(threads)s threads busy") % {"busy": number(busy), "threads": number(threads)},
         *([_("the longest for %(span)s") % {"span": duration(longest)}] if busy else []),
-        *([_counted(text, waiting)] if waiting else []),
+        *([counted(text, count=waiting)] if waiting else []),
         _("the oldest has run for %(span)s") % {"span": span(oldest)},
     ]
 

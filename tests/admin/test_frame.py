@@ -21,7 +21,7 @@ from django.utils.translation import override
 
 import django_rmq_retry
 from django_rmq_retry.admin import broker_look, groups, timeline
-from django_rmq_retry.markup import NOTHING, count_or_dash, counted, time_span
+from django_rmq_retry.markup import NOTHING, count_or_dash, time_span
 from django_rmq_retry.models import (
     Action,
     ConsumerProcess,
@@ -36,7 +36,7 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.parked.edit_many import Act, PathChange, store_many
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.wording import minute
+from django_rmq_retry.wording import counted, minute
 from tests.admin import made
 from tests.admin.budgets import BUDGETS
 from tests.admin.conftest import client_of, operating
