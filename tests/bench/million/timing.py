@@ -1,7 +1,8 @@
 """Measure a page on the server, with its queries; Django's own queries are counted separately.
 
 Time in which this process or PostgreSQL waited for a core is subtracted. A slow core is not: many hosts give a virtual
-machine less of one without telling it. So the CPU time of a fixed calculation is measured before each request.
+machine less of one without telling it. So the CPU time of a fixed calculation is measured before each request, and
+targets are those of a core on which it takes ``USUAL_PACE``.
 """
 
 import os
@@ -20,6 +21,8 @@ DJANGOS = ("django_session", "auth_user", "auth_permission", "auth_group")
 WARM, TIMES = 2, 7
 SUMMED = 100_000
 """The numbers that the fixed calculation sums up."""
+USUAL_PACE = 7.0
+"""The milliseconds that it takes on the core for which the targets were set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,15 @@ class Timed:
     slowest: float
     """Milliseconds of the slowest query, as the median of all rounds."""
     sql: str
+
+    @property
+    def usually(self) -> float:
+        """The milliseconds that this takes on the core for which the targets were set."""
+        return self.served * USUAL_PACE / self.pace
+
+    @property
+    def slowest_usually(self) -> float:
+        return self.slowest * USUAL_PACE / self.pace
 
 
 def timed(asks: Sequence[Callable[[], Any]]) -> list[Timed]:
