@@ -48,8 +48,10 @@ class _OneOf(Lookup):
         # One text: of a list, Django hashes each of thousands of values, and the driver quotes each.
         if not self.rhs or isinstance(self.rhs[0], int):
             return "bigint", ",".join(map(str, self.rhs))
-        escaped = (text.replace("\\", r"\\").replace('"', r"\"") for text in self.rhs)
-        return "text", ",".join(f'"{text}"' for text in escaped)
+        texts, all_of_it = self.rhs, "".join(self.rhs)
+        if "\\" in all_of_it or '"' in all_of_it:
+            texts = [text.replace("\\", r"\\").replace('"', r"\"") for text in texts]
+        return "text", '"' + '","'.join(texts) + '"'
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         kind, values = self.rhs

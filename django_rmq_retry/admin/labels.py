@@ -184,7 +184,7 @@ def marks(message: ParkedMessage) -> SafeString:
 
 @admin.display(description=gettext_lazy("Business key"))
 def key(message: ParkedMessage) -> str:
-    return short_key(message.business_key or message.message_id or f"#{message.pk}")
+    return short_key(str(message))
 
 
 @admin.display(description=gettext_lazy("Message type"))

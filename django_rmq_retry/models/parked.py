@@ -316,6 +316,11 @@ def discarded_for(reasons: Collection[DiscardCategory]) -> Q:
     return reduce(or_, (Q(resolution__startswith=one.value) for one in reasons))
 
 
+def name_of(number: int, business_key: str, message_id: str) -> str:
+    """Return what people call a message: its first business key, else its id, else its number."""
+    return business_key or message_id or f"#{number}"
+
+
 class ParkedMessage(models.Model):
     """One parked message; if it fails again after a requeue, the same row is opened again."""
 
@@ -435,7 +440,7 @@ class ParkedMessage(models.Model):
         )
 
     def __str__(self) -> str:
-        return self.business_key or self.message_id or f"#{self.pk}"
+        return name_of(self.pk, self.business_key, self.message_id)
 
     @property
     def open(self) -> bool:

@@ -11,12 +11,12 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import BusinessKey, KeyList, ListedKey, ParkedMessage, RequeueItem, State
-from django_rmq_retry.models.parked import folded
+from django_rmq_retry.models.parked import folded, name_of
 from django_rmq_retry.models.runs import ACTIVE, NOT_ENDED
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.elsewhere import places_of
 from django_rmq_retry.parked.found import Found, Room
-from django_rmq_retry.parked.may_have_run import Doubt, doubt_of, with_doubts
+from django_rmq_retry.parked.may_have_run import FACTS_OF_DOUBT, Doubt, doubt_of, with_doubts
 from django_rmq_retry.parked.nameless import with_contents
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import EXCEPT, LIST_USABLE, LISTED, number_in
@@ -77,7 +77,7 @@ class Lookup:
     @cached_property
     def further(self) -> list[str]:
         """Keys that are the first key of none of their messages, such as a customer's."""
-        return [key for key in self.keys if self._of(key) and not any(key in one.own for one in self._of(key))]
+        return [key for key in self.keys if (some := self._of(key)) and not any(key in one.own for one in some)]
 
     @cached_property
     def found(self) -> list[str]:
@@ -423,17 +423,18 @@ def _matches(numbers: Sequence[int]) -> dict[int, KeyMatch]:
         for some in with_one_of(items, "message", numbers)
         for message, run in some.order_by("pk").values_list("message", "run")
     }
-    facts = with_doubts(_records()).only("state", "business_key", "message_id", "content", "queue", "reason", "unacked")
+    # Rows, not messages: of ten thousand messages most of the time would go into making them.
+    named = ("pk", "business_key", "message_id", "content", *FACTS_OF_DOUBT, "handled_twice", "perhaps_twice")
     return {
         row.pk: KeyMatch(
             record=row.pk,
             state=row.state,
-            name=str(row),
+            name=name_of(row.pk, row.business_key, row.message_id),
             run=runs.get(row.pk),
             own=(row.business_key, row.message_id),
             content=row.content,
             doubt=doubt_of(row),
         )
-        for some in with_one_of(facts, "pk", numbers)
-        for row in some
+        for some in with_one_of(with_doubts(_records()), "pk", numbers)
+        for row in some.values_list(*named, named=True)
     }

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy, pgettext_lazy
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.reasons import MAY_HAVE_RUN
 from django_rmq_retry.models import ParkedMessage, ParkedOrigin, RequeueItem
-from django_rmq_retry.models.parked import State
+from django_rmq_retry.models.parked import OPEN, State
 
 _REDELIVERED = re.compile(r"Redelivered (\d+) times after its workers")
 
@@ -76,13 +76,20 @@ def with_doubts(rows: "QuerySet[ParkedMessage]") -> "QuerySet[Any]":
     )
 
 
-def doubt_of(message: ParkedMessage) -> Doubt | None:
-    """Return what a row of a list has to say of the work of a message: that it was done twice, or perhaps was done."""
+FACTS_OF_DOUBT = ("state", "queue", "reason", "unacked")
+"""What ``doubt_of`` reads of a message, besides the doubts."""
+
+
+def doubt_of(message: Any) -> Doubt | None:
+    """Return what a row of a list has to say of the work of a message: that it was done twice, or perhaps was done.
+
+    The row is a message, or its facts by name.
+    """
     if getattr(message, "handled_twice", False):
         return Doubt.HANDLED_TWICE
     if getattr(message, "perhaps_twice", False):
         return Doubt.PERHAPS_TWICE
-    came_back = message.open and (message.unacked or message.reason in MAY_HAVE_RUN)
+    came_back = message.state in OPEN and (message.unacked or message.reason in MAY_HAVE_RUN)
     return Doubt.MAY_BE_DONE if came_back and message.queue not in queues_with_once() else None
 
 
