@@ -73,8 +73,8 @@ from django_rmq_retry.parked.checked import checked, mark_of_run
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.elsewhere import places_of
 from django_rmq_retry.parked.found import Room
-from django_rmq_retry.parked.held_up import held_up, in_few_words, stands
-from django_rmq_retry.parked.items import MOST_UNSENT_COUNTED, unsent_of_stopped, waiting_in
+from django_rmq_retry.parked.held_up import held_up, in_few_words, stands, waiting_in
+from django_rmq_retry.parked.items import MOST_UNSENT_COUNTED, unsent_of_stopped
 from django_rmq_retry.parked.key_lists import keys_of, unmatched
 from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import has_own_rules

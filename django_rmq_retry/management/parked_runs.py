@@ -53,8 +53,7 @@ from django_rmq_retry.parked.findings import (
     lacks_reason_for_risk,
     report,
 )
-from django_rmq_retry.parked.held_up import held_up, in_few_words, stands
-from django_rmq_retry.parked.items import waiting_in
+from django_rmq_retry.parked.held_up import held_up, in_few_words, stands, waiting_in
 from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
 from django_rmq_retry.parked.outcome_texts import decisions_on

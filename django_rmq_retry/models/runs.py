@@ -216,7 +216,8 @@ class RequeueRun(models.Model):
     held_at = models.DateTimeField(null=True, blank=True, editable=False)
     """Since when it has waited for its first outcomes, with a broker and a consumer from whom they can come.
 
-    Once all is sent, the last time that a queue was stopped in which some of it waits: an hour begins anew then.
+    With a canary, or once all is sent, the last time that a queue was stopped in which some of it waits: the time for
+    an outcome begins anew then.
     """
     unheld = models.BooleanField(db_default=False, default=False, editable=False)
     """True if an operator has let it send the rest before it has outcomes."""

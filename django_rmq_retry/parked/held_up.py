@@ -8,8 +8,20 @@ from django.utils.translation import ngettext
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait
-from django_rmq_retry.parked.items import waiting_in
+from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.topology.declarations import work_queue
 from django_rmq_retry.wording import number
+
+MOST_WAITING_READ = 1000
+"""The most messages without an outcome whose queues are looked at."""
+
+
+def waiting_in(run: RequeueRun, state: ItemState = ItemState.SENT) -> list[str]:
+    """Return the queues in which messages of a run wait for an outcome, or in another state, sorted."""
+    if one := run.retries_of or run.target:
+        return [one]
+    waiting = run.items.using(records_alias()).filter(state=state).order_by("place")
+    return sorted(set(waiting.values_list("message__queue", flat=True)[:MOST_WAITING_READ]))
 
 
 def stands(run: RequeueRun) -> bool:
@@ -27,7 +39,7 @@ def held_up(runs: Iterable[RequeueRun], stopped: Sequence[QueueState] | None = N
         stopped = table.all_stopped(table.now()) if waiting else []
     found = dict[int, list[QueueState]]()
     for run, states in waiting if stopped else ():
-        queues = {queue for state in states for queue in waiting_in(run, state)}
+        queues = {work_queue(queue) for state in states for queue in waiting_in(run, state)}
         if mine := [one for one in stopped if one.queue in queues]:
             found[run.pk] = sorted(mine, key=lambda one: one.queue)
     return found

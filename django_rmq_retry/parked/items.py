@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from django.db import router
 from django.db.models import Count, Exists, F, Max, OuterRef, Q, QuerySet, Subquery
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -22,7 +21,6 @@ from django_rmq_retry.models import (
     ItemState,
     OperatorAction,
     ParkedMessage,
-    QueueControl,
     RequeueItem,
     RequeueRun,
     RunState,
@@ -31,16 +29,14 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.models.runs import ACTIVE, RUN_COUNTERS, STILL_TO_SEND
 from django_rmq_retry.parked.database import locked_run, records_alias, transaction_of
+from django_rmq_retry.parked.held_up import held_up
 from django_rmq_retry.parked.lease import run_of_driver
 from django_rmq_retry.parked.overdue import OUTCOME_LIMIT
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.statements import with_one_of
-from django_rmq_retry.topology.declarations import work_queue
 from django_rmq_retry.wording import number
 
 MOST_UNSENT_COUNTED = 1000
-MOST_WAITING_READ = 1000
-"""The most messages without an outcome whose queues are looked at."""
 MOST_STOPPED = 20
 """The latest stopped runs among which those of a group are looked for."""
 MOST_STOPPED_ON_OPEN_PAGES = 5
@@ -51,14 +47,6 @@ SKIPPED_AT_ONCE = 2000
 
 def pending(run_id: int) -> QuerySet[RequeueItem]:
     return RequeueItem.objects.using(records_alias()).filter(run=run_id, state=ItemState.PENDING).order_by("place")
-
-
-def waiting_in(run: RequeueRun, state: ItemState = ItemState.SENT) -> list[str]:
-    """Return the queues in which messages of a run wait for an outcome, or in another state, sorted."""
-    if one := run.retries_of or run.target:
-        return [one]
-    waiting = run.items.using(records_alias()).filter(state=state).order_by("place")
-    return sorted(set(waiting.values_list("message__queue", flat=True)[:MOST_WAITING_READ]))
 
 
 def waits_in(items: Iterable[RequeueItem]) -> list[RequeueRun]:
@@ -306,7 +294,7 @@ def advance(run_id: int, driver: str) -> str:
         known.state = RunState.WAITING
     else:
         waiting = items.filter(state=ItemState.SENT).aggregate(count=Count("pk"), last=Max("sent_at"))
-        if waiting["count"] and _waits_in_stopped(known, now):
+        if waiting["count"] and held_up([known]):
             known.held_at = now
         since = max(filter(None, (waiting["last"], known.held_at)), default=None)
         overdue = since is not None and since < now - OUTCOME_LIMIT
@@ -320,14 +308,6 @@ def advance(run_id: int, driver: str) -> str:
     columns = ("state", "wait", "held_at", "finished_at", "leased_until")
     known.save(using=using, update_fields=[*RUN_COUNTERS, *columns])
     return known.state
-
-
-def _waits_in_stopped(run: RequeueRun, now: datetime) -> bool:
-    """Return True if some of what a run has sent waits in a queue that is paused, or whose breaker is open."""
-    stopped = set(
-        QueueControl.objects.using(router.db_for_read(QueueControl)).stopped(now).values_list("queue", flat=True)
-    )
-    return bool(stopped) and not stopped.isdisjoint(map(work_queue, waiting_in(run)))
 
 
 @transaction_of(ParkedMessage)

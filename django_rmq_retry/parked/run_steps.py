@@ -19,8 +19,9 @@ from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.copies import timeout_for
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.early_sender import EarlySender
+from django_rmq_retry.parked.held_up import held_up, waiting_in
 from django_rmq_retry.parked.item_sender import ItemSender
-from django_rmq_retry.parked.items import advance, recount, skip_unsent, waiting_in
+from django_rmq_retry.parked.items import advance, recount, skip_unsent
 from django_rmq_retry.parked.lease import DRIVEN, RunLease
 from django_rmq_retry.parked.listing import list_part
 from django_rmq_retry.parked.pace import (
@@ -61,7 +62,10 @@ class RunSender(Protocol):
 
 
 def canary_wait(run: RequeueRun) -> tuple[RunWait | None, bool]:
-    """Return why the rest waits for the canary, or None; and True if it has passed, or if only an operator helps."""
+    """Return why the rest waits for the canary, or None; and True if it has passed, or if only an operator helps.
+
+    While its queue is stopped, no time passes: ``held_at`` of the run is now.
+    """
     if not run.awaits_canary:
         return None, run.canary
     rows = run.parts.using(records_alias()).exclude(state__in=NOTHING_SENT)
@@ -75,7 +79,10 @@ def canary_wait(run: RequeueRun) -> tuple[RunWait | None, bool]:
     if not states or ItemState.PROCESSED in states:
         return None, bool(states)
     sent_at = rows.filter(state=ItemState.SENT).values_list("sent_at", flat=True).first()
-    if sent_at is not None and sent_at < database_clock.now(records_alias()) - CANARY_LIMIT:
+    now = database_clock.now(records_alias())
+    if held_up([run]):
+        run.held_at = now
+    if sent_at is not None and max(sent_at, run.held_at or sent_at) < now - CANARY_LIMIT:
         return RunWait.CANARY_SILENT, True
     return RunWait.CANARY_WAITS, False
 
@@ -178,7 +185,8 @@ class RunSteps:
             return SLICE_SECONDS
         wait, final = canary_wait(run)
         if wait:
-            self._lease.change(**self._waits(run, wait), **({"state": RunState.PAUSED} if final else {}))
+            paused = {"state": RunState.PAUSED} if final else {}
+            self._lease.change(**self._waits(run, wait), held_at=run.held_at, **paused)
             return SLICE_SECONDS
         if final and (run.canary_since is not None or run.wait == RunWait.CANARY_WAITS):
             # The wait for the canary says nothing about the rate of the others.

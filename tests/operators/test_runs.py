@@ -560,6 +560,24 @@ class TestGuards:
         assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.CANARY_SILENT)
 
     @pytest.mark.usefixtures("wired")
+    @pytest.mark.parametrize("stop", [{"paused": True}, {"opened": True}], ids=["paused", "breaker open"])
+    def test_the_minute_of_a_first_message_in_a_stopped_queue_begins_with_its_end(self, stop: dict[str, Any]) -> None:
+        """The run paused itself, and asked its operator to check a message that a colleague's pause held."""
+        run, clock = started(2, canary=True), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        one.step()
+        control = QueueControl.objects.create(queue=QUEUE, **stop)
+        RequeueItem.objects.filter(state=ItemState.SENT).update(sent_at=timezone.now() - timedelta(minutes=9))
+        stepped(one, clock)
+        control.delete()
+        stepped(one, clock)
+        assert (now(run).state, now(run).wait) == (RunState.RUNNING, RunWait.CANARY_WAITS)
+
+        RequeueRun.objects.update(held_at=timezone.now() - timedelta(seconds=61))
+        stepped(one, clock)
+        assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.CANARY_SILENT)
+
+    @pytest.mark.usefixtures("wired")
     def test_the_measured_rate_ignores_the_wait_for_the_first_message(self) -> None:
         run, clock = started(3, canary=True), Clock()
         one = driver_of(run, clock=clock, targets=Targets())
