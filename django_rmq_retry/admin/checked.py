@@ -9,7 +9,17 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin.pages import Pages, migrated, refusal, requires
 from django_rmq_retry.admin.run_lists import why_hidden
-from django_rmq_retry.health.doubts import LOOPS, OF_PROCESSES, OF_RUNS, Doubted, check, doubted, doubts_of, part_of
+from django_rmq_retry.health.doubts import (
+    GONE,
+    LOOPS,
+    OF_PROCESSES,
+    OF_RUNS,
+    Doubted,
+    check,
+    doubted,
+    doubts_of,
+    part_of,
+)
 from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.parked.checked import mark
 from django_rmq_retry.parked.operators import Actor, Outdated, Refused, has_own_rules
@@ -27,7 +37,7 @@ def checked_page(pages: Pages, request: HttpRequest) -> HttpResponse:
     found = doubts_of(asked.get("code", "")).get(asked.get("run", ""))
     back = HttpResponseRedirect(pages.address("livestatus_changelist"))
     if found is None:
-        messages.warning(request, _("Nothing was changed: this finding has ended, or somebody has checked it."))
+        messages.warning(request, GONE)
         return back
     each = doubted(found)
     if why := _unseen(request, found, each):

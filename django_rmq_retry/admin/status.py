@@ -350,7 +350,8 @@ def _unknown_figures(shown: broker_look.Look, request: HttpRequest) -> object:
 def _table(rows: Sequence[HandlerRow]) -> dict[str, Any]:
     """Return what a table of rows shows: its columns, and each row with its cells."""
     names = handler_rows.columns(rows)
-    return {"columns": [COLUMNS[name] for name in names], "rows": [(row, row.cells(names)) for row in rows]}
+    cells = [(row, row.cells(names)) for row in rows]
+    return {"columns": [COLUMNS[name] for name in names], "rows": cells, "quarantined": "quarantine" in names}
 
 
 def _recent_parts(known: Survey) -> str:

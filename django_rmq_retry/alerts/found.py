@@ -42,7 +42,7 @@ class AlertFinding:
 
     @classmethod
     def of(cls, problem: Problem, *, of_queues: bool) -> "AlertFinding":
-        name = problem.rule.known_as or problem.code.name
+        name = problem.code.known_as
         return cls(
             key=name if problem.rule.alerts_once else f"{name} {problem.subject}",
             code=problem.code.name,

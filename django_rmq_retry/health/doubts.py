@@ -7,6 +7,7 @@ from datetime import datetime
 from django.db import router
 from django.db.models import Q
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.health.begun import Begun, in_words
@@ -45,6 +46,7 @@ CHECKABLE = (Code.VANISHED_IN_HAND, Code.DONE_TWICE, Code.PERHAPS_TWICE, Code.HA
 FINDING, NAMES = "finding", "names"
 """The facts of such an action: its code, and the names of the messages."""
 MOST_CHECKS_SHOWN = 20
+GONE = gettext_lazy("Nothing was changed: this finding has ended, is another one now, or somebody has checked it.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +89,14 @@ class Doubted:
 
 
 def doubts_of(code: str) -> dict[str, Problem]:
-    """Return the findings with this code that can be checked, each by its run, or by the queues of its crash loop."""
-    found = (one for one in in_survey(survey(page=True), Limits()) if one.doubts and one.code.name == code)
+    """Return the findings with this code that can be checked, each by its run, or by the queues of its crash loop.
+
+    Whoever asks may have seen it before it got worse or better.
+    """
+    asked = Code.__members__.get(code)
+    same = [one for one in CHECKABLE if asked and one.known_as == asked.known_as]
+    found = [one for one in in_survey(survey(page=True), Limits()) if one.doubts and one.code in same]
+    found.sort(key=lambda one: one.code.name == code)
     return {one.subject if one.code in (*OF_RUNS, *LOOPS) else "": one for one in found}
 
 
@@ -175,7 +183,7 @@ def check(found: Problem, actor: Actor, *, reason: str) -> None:
     else:
         left = len(found.doubts.keys() - checked(using=router.db_for_write(OperatorAction)).keys())
     if not left:
-        raise Outdated(_("Nothing was changed: this finding has ended, or somebody has checked it."))
+        raise Outdated(str(GONE))
     each, kind = doubted(found), PROCESSES if found.code in OF_PROCESSES else NAMES
     unrecorded = [one for one in each if one.record is None]
     names = [one.name for one in each if one.name]

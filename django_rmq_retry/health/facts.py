@@ -149,6 +149,8 @@ class LargestCause:
     """Its error group, if there is only one."""
     permanent: bool
     """True if each of its messages will fail the same way until the cause is fixed."""
+    perhaps_done: bool = False
+    """True if each of its messages may have been handled, because its workers died: they are looked at first."""
     newest: int
     """New messages of its last burst, by which a cause grows or not."""
     newest_since: datetime | None
@@ -163,8 +165,8 @@ class LargestCause:
     """The time of the last failure of the others."""
     others: int
     """The number of further error groups, as the page of error groups counts them."""
-    second: tuple[str, int] | None = None
-    """Another cause to name, and the number of its messages: one that has more, or the only other one."""
+    second: tuple[str, int, Mapping[str, int]] | None = None
+    """Another cause to name, the number of its messages, and their queues: one that has more, or the only other one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,6 +430,11 @@ class AlarmCause(NamedTuple):
     def __str__(self) -> str:
         return cause_name(self.title, reasoned=self.reasoned)
 
+    @property
+    def perhaps_done(self) -> bool:
+        """True if its messages may have been handled because their workers died."""
+        return self.reasoned and self.title in MAY_HAVE_RUN
+
 
 def _reasoned(group: str = "") -> Case:
     """Return ``reasoned`` of a cause as a column, of groups or of rows that have one."""
@@ -464,16 +471,17 @@ class ParkedByOrigin:
     @property
     def by_dead_workers(self) -> bool:
         """True if some may have been handled because their workers died."""
-        return any(cause.reasoned and cause.title in MAY_HAVE_RUN for cause, _queue in self.counts)
+        return any(cause.perhaps_done for cause, _queue in self.counts)
 
     @property
     def causes(self) -> tuple[str, ...]:
         """Return each error that is not muted, with its queue."""
         return tuple(sorted({f"{cause} in {queue}" for cause, queue in self.counts if cause.heard}))
 
-    def places(self, cause: AlarmCause) -> Counter[str]:
-        """Return the queues of a cause, each with its number of messages."""
-        return Counter({queue: number for (of, queue), number in self.counts.items() if of == cause})
+    def places(self, cause: AlarmCause) -> dict[str, int]:
+        """Return the queues with the most messages of a cause, each with their number."""
+        found = Counter({queue: number for (of, queue), number in self.counts.items() if of == cause})
+        return dict(found.most_common(MOST_PLACES))
 
 
 def by_dead_workers() -> tuple[ParkedMessage, ...]:
@@ -645,9 +653,10 @@ def largest_cause(
     return LargestCause(
         title=str(cause),
         count=counts[cause],
-        places=dict(origins.places(cause).most_common(MOST_PLACES)),
+        places=origins.places(cause),
         only=known["first"] if known["groups"] == 1 else None,
         permanent=known["curable"] == 0,
+        perhaps_done=cause.perhaps_done,
         newest=burst.newest,
         newest_since=burst.since,
         # A copy that was parked twice is seen later too, which is no proof of a requeue.
@@ -657,7 +666,7 @@ def largest_cause(
         others_seen=max((of["seen"] for one, of in facts.items() if one.heard and one != cause), default=None),
         # Both were counted a moment apart, and each cause is a group at least.
         others=max(sum(one["groups"] for one in of_causes.values()) - known["groups"], len(counts) - 1),
-        second=(str(second), counts[second]) if tells else None,
+        second=(str(second), counts[second], origins.places(second)) if tells else None,
     )
 
 

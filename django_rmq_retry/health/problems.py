@@ -629,7 +629,7 @@ def _next_look(survey: Survey) -> str:
         return f"manage.py rmq_parked requeue-run {[*survey.sending, *paused][-1].pk}"
     if cause is None or cause.only is None or cause.others:
         return "manage.py rmq_parked groups"
-    if cause.permanent:
+    if cause.permanent or cause.perhaps_done:
         return f"manage.py rmq_parked list --group {cause.only}"
     return f"manage.py rmq_parked requeue --group {cause.only} --dry-run"
 
@@ -668,7 +668,7 @@ def _caused(survey: Survey) -> str:
         parked=cause.count,
         taken=taken,
     )
-    second, its = cause.second or ("", 0)
+    second, its, _queues = cause.second or ("", 0, {})
     rest = survey.parked.count - cause.count - its
     also = f"; {number(its)} {second}" if second else ""
     others = ngettext("; %(number)s other", "; %(number)s others", rest) if cause.others and rest > 0 else ""
@@ -716,16 +716,21 @@ def _details(survey: Survey, oldest: datetime, *, at_it: bool) -> str:
 
 
 def _places(cause: LargestCause) -> str:
-    """Return the queues of the cause that is named, and the number of the other error groups."""
-    places = ", ".join(f"{queue} {number(count)}" for queue, count in cause.places.items())
+    """Return the queues of the causes that are named, and the number of the other error groups."""
+    places = _counted_places(cause.places)
     if not cause.others:
         return _("In %(places)s.") % {"places": places}
     if cause.others == 1 and cause.second:
-        return f"{cause.title}: {places}."
+        second, _its, queues = cause.second
+        return f"{cause.title}: {places}. {second}: {_counted_places(queues)}."
     rest = ngettext(
         "The rest in %(count)d other error group.", "The rest in %(count)d other error groups.", cause.others
     )
     return f"{cause.title}: {places}. {rest % {'count': cause.others}}"
+
+
+def _counted_places(places: Mapping[str, int]) -> str:
+    return ", ".join(f"{queue} {number(count)}" for queue, count in places.items())
 
 
 def _behind(blocked: BlockedCounts) -> str:
@@ -853,7 +858,7 @@ def growth(
         return (_("failed again %(span)s ago") if again else _("the last %(span)s ago")) % passed
     all_parked = parked is None or parked >= newest
     if since is not None and has_grown(newest) and all_parked and now - (last_new or last_seen) < BURST_TOLD:
-        text = _("+%(number)s since %(time)s, none for %(span)s")
+        text = _("+%(number)s new since %(time)s, none for %(span)s")
         # Those that an operator has sent meanwhile, and that failed again, are no part of that number.
         quiet = span(max(now - (last_new or last_seen), timedelta()))
         return text % {"number": number(newest), "time": minute(since), "span": quiet}

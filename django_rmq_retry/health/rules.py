@@ -314,7 +314,11 @@ class Code(Enum):
             "%(number)s messages were requeued and have no outcome, the first for %(span)s.",
             "count",
         ),
-        why=_("Each was sent to its queue, and was neither handled nor parked again: it waits there, or it is lost."),
+        why=ngettext_lazy(
+            "It was sent to its queue, and was neither handled nor parked again: it waits there, or it is lost.",
+            "Each was sent to its queue, and was neither handled nor parked again: it waits there, or it is lost.",
+            "count",
+        ),
         fix="manage.py rmq_parked list --state requeued; manage.py rmq_status shows the queues in which they may wait; "
         "manage.py rmq_parked discard N closes those that are lost.",
         page=ActingPage.REQUEUED,
@@ -430,7 +434,11 @@ class Code(Enum):
             "%(count)d retries in queue %(subject)r are overdue, the first for %(span)s.",
             "count",
         ),
-        why=_("Each waits behind other messages, or does not return from its waiting queue."),
+        why=ngettext_lazy(
+            "It waits behind other messages, or does not return from its waiting queue.",
+            "Each waits behind other messages, or does not return from its waiting queue.",
+            "count",
+        ),
         fix="manage.py rmq_status shows where they are. If the work queue is long, start manage.py rmq_consume "
         "%(quoted)s; if the waiting queue does not empty, see the runbook.",
         page=ActingPage.QUEUES,
@@ -576,9 +584,12 @@ class Code(Enum):
             "%(number)s messages were perhaps handled twice, the last %(span)s ago: %(names)s.",
             "count",
         ),
-        why=_(
+        why=ngettext_lazy(
+            "It was first in the hands of a consumer that was killed or lost its connection: check whether the work "
+            "was done twice.",
             "Each was first in the hands of a consumer that was killed or lost its connection: check whether the work "
-            "was done twice."
+            "was done twice.",
+            "count",
         ),
         fix=_lists("PERHAPS_TWICE"),
         page=ActingPage.HANDLED_AGAIN,
@@ -609,7 +620,11 @@ class Code(Enum):
             "%(count)d of %(every)d consumers without a heartbeat for 30 s: %(ages)s.",
             "count",
         ),
-        why=_("Each was killed, hangs, or cannot reach the database.%(held)s"),
+        why=ngettext_lazy(
+            "It was killed, hangs, or cannot reach the database.%(held)s",
+            "Each was killed, hangs, or cannot reach the database.%(held)s",
+            "count",
+        ),
         fix="Check rmq_consume on these hosts: journalctl, docker logs or kubectl logs.",
         page=ActingPage.CONSUMERS,
         runbook="a-consumer-restarts-again-and-again",
@@ -817,6 +832,11 @@ class Code(Enum):
     )
     EMPTY_KEPT = _information(Area.TOPOLOGY)(word=_("abandoned"), row=_("abandoned, empty; %(rest)s"))
     EMPTY = _information(Area.TOPOLOGY)(word=_("abandoned"), row=_("abandoned, empty: %(command)s"), fix="%(command)s")
+
+    @property
+    def known_as(self) -> str:
+        """The name that it keeps while it gets worse or better."""
+        return str(self.value.known_as or self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

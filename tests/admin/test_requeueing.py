@@ -518,7 +518,7 @@ def test_cards_and_the_live_status_name_a_stopped_run_with_its_reason(page: Clie
     assert f"{said}, 3 of these not sent." in cards
     assert f"{said}, 1 of these not sent." in cards
     assert "; 1 Once. " in live.text
-    assert f"BankDown: payments.main 3. {said}, 4 of all parked messages not sent. The oldest" in live.text
+    assert f"BankDown: payments.main 3. Once: payments.main 1. {said}, 4 of all parked messages not sent." in live.text
     assert live.links[f"Open requeue run {run.pk}"] == f"/admin/rmq_retry/requeuerun/{run.pk}/change/"
     assert f"{said}, 1 of all parked messages not sent. " in after
 

@@ -75,6 +75,14 @@ def test_the_only_cause_is_requeued_unless_its_error_is_permanent() -> None:
     assert f"manage.py rmq_parked requeue --group {cause.pk} --dry-run" in run("rmq_status").out
 
 
+def test_what_may_have_been_done_is_listed_before_it_is_requeued() -> None:
+    """The advice for a payment that had killed its workers was to preview its requeue."""
+    cause = group(reason="worker_stopped", title="worker_stopped")
+    record(group=cause, reason="worker_stopped")
+
+    assert f"manage.py rmq_parked list --group {cause.pk}\n" in run("rmq_status").out
+
+
 def test_parked_messages_are_a_warning_and_after_four_hours_a_problem() -> None:
     record(state=State.ON_HOLD, parked_at=ago(hours=9))
     assert run("rmq_status", "--check").out == IDLE

@@ -42,7 +42,7 @@ STATUS, LIST = "/admin/rmq_retry/livestatus/", "/admin/rmq_retry/livestatus/hand
 AUDIT, MESSAGES = "/admin/rmq_retry/operatoraction/", "/admin/rmq_retry/parkedmessage/"
 CONSUMERS, RUNS = "/admin/rmq_retry/consumerprocess/", "/admin/rmq_retry/requeuerun/"
 COMMAND = r"manage\.py (rmq_parked checked [A-Z_]+( --run 7)?) lists them; once you .+, add --reason TEXT"
-GONE = "Nothing was changed: this finding has ended, or somebody has checked it."
+GONE = "Nothing was changed: this finding has ended, is another one now, or somebody has checked it."
 AGAIN = f"{STATUS}checked/?code=PERHAPS_TWICE"
 
 
@@ -618,6 +618,15 @@ def test_who_has_killed_consumers_by_hand_says_so_and_only_later_deaths_are_told
     assert "1 of 1 consumers has ended" in one_more
     assert "worker-3:9 ✕ ended" in alone
     assert (none, [one.count for one in loops()]) == ([], [2])
+
+
+def test_a_link_to_a_crash_loop_leads_to_it_once_it_is_over(page: Client) -> None:
+    """A few minutes later it led to Live status, which said that the finding had ended, above that finding."""
+    killed_by_hand(minutes=15)
+    asked = page.get(f"{STATUS}checked/?code=CRASH_LOOP&run=payments.main")
+
+    assert [one.code for one in loops()] == [Code.CRASH_LOOP_OVER]
+    assert "Consumers of payments.main died again and again" in Page(asked).text
 
 
 def test_a_command_says_of_a_crash_loop_that_it_was_checked() -> None:

@@ -301,7 +301,7 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
             "parked": ParkedCounts(count=4712, oldest=ago(hours=3)),
             "cause": replace(GATEWAY, last_new=None, last_seen=ago(minutes=2)),
         },
-        [f"PARKED_MANY 4,712 messages parked: 4,000 GatewayTimeout, +9 since {SINCE}, none for 2"],
+        [f"PARKED_MANY 4,712 messages parked: 4,000 GatewayTimeout, +9 new since {SINCE}, none for 2"],
     ),
     (
         {
@@ -309,7 +309,7 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
             "cause": replace(GATEWAY, last_new=ago(minutes=7), last_seen=ago(minutes=4)),
         },
         # One of them was requeued and failed again 4 minutes ago: no new one.
-        [f"PARKED_MANY 4,712 messages parked: 4,000 GatewayTimeout, +9 since {SINCE}, none for 7"],
+        [f"PARKED_MANY 4,712 messages parked: 4,000 GatewayTimeout, +9 new since {SINCE}, none for 7"],
     ),
     ({"parked": ParkedCounts(count=99, oldest=ago(hours=3))}, ["PARKED 99 messages parked."]),
     ({"parked": ParkedCounts(count=100, oldest=NOW)}, ["PARKED_MANY 100 messages parked."]),
@@ -485,14 +485,41 @@ def test_the_first_link_leads_to_the_run_that_is_named_first() -> None:
     paused = RequeueRun(pk=2, by="ann", state=RunState.PAUSED, wait=RunWait.GUARD, created_at=ago(minutes=3), total=4)
     sending = RequeueRun(pk=3, by="bob", state=RunState.RUNNING, created_at=NOW, beat_at=NOW, total=7)
     stopped = LeftBehind(run=RequeueRun(pk=1), count=5, by="root")
-    cause = replace(ONE_CAUSE, count=30, second=("UnknownAccount", 9), others=1)
+    cause = replace(ONE_CAUSE, count=30, second=("UnknownAccount", 9, {"card": 9}), others=1)
     counts = {"parked": ParkedCounts(count=39, oldest=NOW), "cause": cause, "to_send": 7}
     known = surveyed(runs=(paused, sending), left_behind=(stopped,), **counts)
     [found] = [one for one in needs(known, []) if one.code is Code.PARKED]
 
     assert "; 9 UnknownAccount. Requeue run 3 by bob is sending 7 of them" in found.text
-    assert found.why.startswith("GatewayTimeout: transfer 140. Requeue run 1 was stopped by root, 5 of all parked")
+    assert found.why.startswith(
+        "GatewayTimeout: transfer 140. UnknownAccount: card 9. Requeue run 1 was stopped by root, 5 of all parked"
+    )
     assert found.values["runs"] == ["3", "1"]
+
+
+def test_of_two_causes_that_are_named_both_have_their_queues() -> None:
+    """ "2 AccountClosed; 1 GatewayTimeout" stood above the queues of AccountClosed alone."""
+    cause = replace(GATEWAY, second=("UnknownAccount", 9, {"card": 5, "mail": 4}), others=1)
+    [parked] = in_survey(surveyed(parked=ParkedCounts(count=4009, oldest=NOW), cause=cause), Limits())
+
+    assert "GatewayTimeout: transfer 2,000, card 2,000. UnknownAccount: card 5, mail 4. The oldest" in parked.why
+
+
+ONE_AND_MANY = {
+    Code.NO_OUTCOME: "was sent to its queue",
+    Code.RETRIES_OVERDUE: "waits behind",
+    Code.PERHAPS_TWICE: "was first in the hands",
+    Code.RUN_PERHAPS_TWICE: "was first in the hands",
+    Code.VANISHED: "was killed",
+}
+
+
+@pytest.mark.parametrize("code", ONE_AND_MANY)
+def test_what_is_said_of_one_is_not_said_of_each(code: Code) -> None:
+    said = [Problem(code=code, count=count, values={"held": ""}).why for count in (1, 2)]
+
+    assert [text.split(" ", 1)[0] for text in said] == ["It", "Each"]
+    assert all(ONE_AND_MANY[code] in text for text in said)
 
 
 def test_a_blocking_broker_is_named_in_the_readers_language() -> None:
@@ -532,14 +559,15 @@ def test_limits_of_a_command_replace_or_turn_off_those_of_the_rules() -> None:
 
 
 @pytest.mark.parametrize(
-    ("permanent", "command"),
+    ("facts", "command"),
     [
-        (False, "manage.py rmq_parked requeue --group 7 --dry-run"),
-        (True, "manage.py rmq_parked list --group 7"),
+        ({}, "manage.py rmq_parked requeue --group 7 --dry-run"),
+        ({"permanent": True}, "manage.py rmq_parked list --group 7"),
+        ({"perhaps_done": True}, "manage.py rmq_parked list --group 7"),
     ],
 )
-def test_the_only_cause_is_requeued_unless_that_alone_will_not_help(permanent: bool, command: str) -> None:
-    cause = replace(GATEWAY, only=7, others=0, permanent=permanent)
+def test_the_only_cause_is_requeued_unless_somebody_has_to_look_first(facts: dict[str, Any], command: str) -> None:
+    cause = replace(GATEWAY, only=7, others=0, **facts)
     [parked] = in_survey(surveyed(parked=ParkedCounts(count=4000, oldest=NOW), cause=cause), Limits())
 
     assert parked.fix == command
@@ -963,7 +991,7 @@ def test_what_a_vanished_process_had_in_hand_is_told(row: ConsumerProcess, said:
     row.queues = ["pay"]
     [found] = in_processes([row], NOW)
 
-    assert (found.code, found.why) == (Code.VANISHED, f"Each was killed, hangs, or cannot reach the database.{said}")
+    assert (found.code, found.why) == (Code.VANISHED, f"It was killed, hangs, or cannot reach the database.{said}")
     assert found.untold_since is None
 
 
