@@ -179,7 +179,6 @@ def _blocks(state: AttemptState, blocking: Blocking | None) -> bool:
 
 def _entry(state: AttemptState, key: str, ahead: float, blocking: Blocking | None) -> dict[str, object]:
     subscription = state.subscription
-    again = had_before(state.delivery, subscription)
 
     def text(monotonic: float) -> str:
         moment = datetime.fromtimestamp(ahead + monotonic, UTC)
@@ -195,8 +194,8 @@ def _entry(state: AttemptState, key: str, ahead: float, blocking: Blocking | Non
         "timeout": None if subscription is None else subscription.timeout,
         # Written here, because the process that reads the row may know other handlers.
         "auto_ack": subscription is not None and subscription.ack == "auto",
-        "again": again,
-        "published": _published(state.arrival) if again else None,
+        "again": had_before(state.delivery, subscription),
+        "published": _published(state.arrival),
         "blocks_since": text(blocking.since) if blocking is not None and _blocks(state, blocking) else None,
     }
 

@@ -23,6 +23,7 @@ from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
+from django_rmq_retry.health.begun import time_in
 from django_rmq_retry.health.facts import (
     MOST_SURVEYED_ITEMS,
     MOST_SURVEYED_MESSAGES,
@@ -41,6 +42,7 @@ from django_rmq_retry.health.handled_again import (
     named,
 )
 from django_rmq_retry.health.processes import (
+    KILLS_AT_ONCE,
     LOOP_OVER_AFTER,
     MAY_GO_ON_FOR,
     CrashLoop,
@@ -1034,14 +1036,14 @@ def crash_loops(
     """
     known = list(dead)
     loops = {id(one.loop): one.loop for one in known if one.loop is not None}
-    alone = [one.row for one in known if one.loop is None and one.state is ProcessState.VANISHED and one.row.ended_at]
+    beside = [one for one in known if one.loop is None and one.row.ended_at]
     together: list[list[CrashLoop]] = []
     for loop in loops.values():
         joined = [some for some in together if any(_at_once(loop, one) for one in some)]
         together = [some for some in together if some not in joined]
         together.append([loop, *(one for some in joined for one in some)])
     living = list(heard)
-    told = [_crash_loop(some, alone, now, living, suspects, checked=checked) for some in together]
+    told = [_crash_loop(some, beside, now, living, suspects, checked=checked) for some in together]
     latest_last = sorted(filter(None, told), key=lambda one: (one.problem.severity, str(one.problem.since)))
     return list({one.problem.subject: one for one in latest_last}.values())
 
@@ -1062,7 +1064,7 @@ def _at_once(one: CrashLoop, other: CrashLoop) -> bool:
 
 def _crash_loop(
     loops: Sequence[CrashLoop],
-    alone: Sequence[ConsumerProcess],
+    beside: Sequence[Dead | Process],
     now: datetime,
     heard: Sequence[ConsumerProcess],
     suspects: Sequence[ParkedMessage],
@@ -1072,10 +1074,12 @@ def _crash_loop(
     """Return what is told of these loops, of their deaths after the last one that was ``checked``."""
     dead = [row for loop in loops for row in loop.dead]
     began, same = min(row.beat_at for row in dead), set(dead[-1].queues)
+    among = [one for one in beside if one.row.beat_at >= began and set(one.row.queues) == same]
     # One that died among them, and in whose place none was started yet, is no finding of its own.
-    dead += [row for row in alone if row.beat_at >= began and set(row.queues) == same]
+    dead += [one.row for one in among if one.state is ProcessState.VANISHED]
     rows = sorted(dead, key=lambda row: row.beat_at)
     if known := [place for place, row in enumerate(rows, 1) if checked and mark_of(row) in checked]:
+        among = [one for one in among if one.row.beat_at > rows[known[-1] - 1].beat_at]
         rows = rows[known[-1] :]
     if not rows or (known and len(rows) == 1):
         return None
@@ -1085,7 +1089,7 @@ def _crash_loop(
     # The next process parks it: what is parked long after that was started has killed others.
     until = max([last, *(heir.started_at for heir in heirs)]) + LOOP_OVER_AFTER
     killers = [one for one in suspects if first <= one.parked_at <= until and one.queue in read]
-    rows = _killed_by(killers, rows)
+    rows = _killed_by(killers, rows, [one.row for one in among])
     first = rows[0].beat_at
     said = [_("Parked meanwhile because their worker died: %(names)s.") % {"names": listed(map(_with_state, killers))}]
     said = said if killers else []
@@ -1134,33 +1138,64 @@ def _with_state(killer: ParkedMessage) -> str:
     return f"{killer} ({word})" if word else str(killer)
 
 
-def _killed_by(killers: Sequence[ParkedMessage], rows: list[ConsumerProcess]) -> list[ConsumerProcess]:
+def _killed_by(
+    killers: Sequence[ParkedMessage], rows: list[ConsumerProcess], among: Iterable[ConsumerProcess]
+) -> list[ConsumerProcess]:
     """Return those of a loop that died after what killed them was published; all if that is not known.
 
-    Others may have been killed by an operator just before it came.
+    Before it is parked, that is among what the last one had in hand. Others may have been killed by an operator just
+    before it came. Those that died ``among`` them were replaced, and died of the same.
     """
-    published = [one.published_at for one in killers]
+    published = [one.published_at for one in killers] if killers else _published_in_hand(rows)
     if not published or None in published:
-        return rows
+        return _of_one_kind(rows)
     since = min(at for at in published if at) - SILENT_AFTER
-    return [row for row in rows if row.beat_at >= since] or rows
+    every = sorted({row.pk or id(row): row for row in (*rows, *among)}.values(), key=lambda row: row.beat_at)
+    later = [row for row in every if row.beat_at >= since]
+    if not killers:
+        # One that kills at once is in no report: what the last one had in hand came beside it, perhaps after it.
+        later = [*_just_before(later, every), *later]
+    return later if len(later) > 1 or (killers and later) else rows
+
+
+def _published_in_hand(rows: Sequence[ConsumerProcess]) -> list[datetime | None]:
+    """Return when each message was published that the last one of these had in hand."""
+    return [time_in(entry.get("published")) for entry in rows[-1].in_flight]
+
+
+def _just_before(later: Sequence[ConsumerProcess], every: Sequence[ConsumerProcess]) -> Sequence[ConsumerProcess]:
+    """Return those that died before these in as quick a succession as messages kill that do so at once."""
+    first = place = len(every) - len(later)
+    while later and place and every[place].beat_at - every[place - 1].beat_at < KILLS_AT_ONCE:
+        place -= 1
+    return every[place:first]
+
+
+def _of_one_kind(rows: list[ConsumerProcess]) -> list[ConsumerProcess]:
+    """Leave out those that were killed by a signal before others ended in one other way: an operator sends signals."""
+    place = len(rows)
+    while place and rows[place - 1].fault == rows[-1].fault:
+        place -= 1
+    before = rows[:place]
+    signals = all(row.fault.startswith("SIG") for row in before)
+    return rows[place:] if before and signals and len(rows) - place > 1 else rows
 
 
 def _in_hand(rows: Iterable[ConsumerProcess], known: Collection[str]) -> list[str]:
-    """Return what dead processes had in flight, and how often the same: one that kills at once is in no heartbeat.
+    """Return what several dead processes had in flight, and how often: one that kills at once is in no heartbeat.
 
-    What is known to have killed them is told already.
+    What is known to have killed them is told already, and what one had in flight is a finding while it is begun again.
     """
     each = ({entry.get("key") or entry.get("message_id") for entry in row.in_flight} for row in rows)
     held = Counter(name for names in each for name in names if name and name not in known)
-    most = max(held.values(), default=0)
-    if known and most <= 1:
-        return []
-    if not held:
+    several = {name: times for name, times in held.most_common() if times > 1}
+    if not several:
+        if known:
+            return []
+        if held:
+            return [_("No message was in flight in several at their last heartbeats: their logs say why they ended.")]
         return [_("None had reported a message of these queues in flight: their logs say why they ended.")]
-    if most == 1 and len(held) > 1:
-        return [_("No message was in flight in several at their last heartbeats: their logs say why they ended.")]
-    messages = listed(f"{name} ({number(times)})" for name, times in held.most_common())
+    messages = listed(f"{name} ({number(times)})" for name, times in several.items())
     return [_("In flight as they died, and how often: %(messages)s.") % {"messages": messages}]
 
 

@@ -78,6 +78,9 @@ class ProcessRow:
         """Judge it; a ``new`` one died after the crash loop had been checked in which it died."""
         ill = process.state is ProcessState.RUNNING and (process.late or process.blocked)
         badge = ENDED if process.ended else LATE if ill else BADGES[process.state]
+        if loop and process.row.ended_at:
+            # Another one has replaced it, as each but the last of a loop.
+            badge = ENDED
         if process.loop and not (loop or new):
             # It died in another loop than the last one of its service, or before what killed the others came.
             badge = BADGES[ProcessState.REPLACED]
@@ -96,7 +99,8 @@ class ProcessRow:
     @property
     def replaced(self) -> bool:
         """True if others do its work, so that its row is grey."""
-        return self.process.settled_by_others or (self.process.loop is not None and not (self.loop or self.new))
+        settled = self.process.settled_by_others or self.process.loop is not None
+        return settled and not (self.loop or self.new)
 
     @property
     def gone(self) -> bool:

@@ -91,7 +91,7 @@ class InFlight:
     again: bool
     """True if another consumer had it before and did not acknowledge it."""
     published: datetime | None = None
-    """When it was published, if another consumer had it before, and that is known."""
+    """When it was published, if that is known."""
     blocks: int | None = None
     """Seconds for which its async handler blocks the event loop, and with it all others of the process; None if not.
 

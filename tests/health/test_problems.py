@@ -686,7 +686,7 @@ def test_a_loop_has_no_process_that_was_killed_before_it_beside_others() -> None
     found = {problem.code: problem for problem in in_processes([*killed, *rows], NOW)}
 
     assert found[Code.CRASH_LOOP_OVER].count == 4
-    assert found[Code.CRASH_LOOP_OVER].why.startswith("In flight as they died, and how often: SLOW-1 (1). It seems")
+    assert found[Code.CRASH_LOOP_OVER].why.startswith("No message was in flight in several at their last heartbeats: ")
     assert found[Code.VANISHED].text.endswith(": web:12 (8 min ago), web:11 (9 min ago).")
 
 
@@ -933,6 +933,61 @@ def test_what_died_before_its_killer_was_published_is_no_part_of_its_loop() -> N
     [found] = in_processes(rows, NOW, suspects=[killer])
 
     assert (found.count, found.since) == (2, rows[4].beat_at)
+
+
+def reported(row: ConsumerProcess, *minutes: float | None) -> None:
+    """Let a process have had messages in flight, each published so many minutes ago."""
+    each = [None if one is None else ago(minutes=one).isoformat() for one in minutes]
+    row.in_flight = [{"queue": "a", "key": f"K-{place}", "published": at} for place, at in enumerate(each)]
+
+
+def test_what_died_before_the_message_in_hand_was_published_is_no_part_of_its_loop_before_it_is_parked() -> None:
+    """11 were counted, three of them killed by hand minutes before, until the message was parked: then it was 8."""
+    rows = line((20, 3), (2.9, 2.6), (2.5, 2.2), (2.1, 1.5), (1.4, 1.3), (1.2, 1.1), last=1)
+    for row in rows[3:6]:
+        reported(row, 1.6)
+    [found] = in_processes(rows, NOW)
+
+    assert (found.code, found.count, found.since) == (Code.CRASH_LOOP, 3, rows[3].beat_at)
+    assert found.why.startswith("In flight as they died, and how often: K-0 (3).")
+
+
+def test_one_that_died_beside_a_loop_of_the_message_in_hand_is_counted_with_it() -> None:
+    """Three had died since 17:25, two of them killed by hand, and of the two that a message had killed one counted."""
+    rows, others = line((20, 3), (2.9, 2.6), (2.5, 1.1), last=1), line((20, 1.2), last=1.15)
+    for row in (*rows, *others):
+        row.ended_at = None if row.living(NOW) else row.beat_at
+    reported(rows[2], 1.3)
+    [found] = in_processes([*rows, *others], NOW)
+
+    assert (found.code, found.count, found.since) == (Code.CRASH_LOOP, 2, others[0].beat_at)
+
+
+def test_a_message_that_came_beside_one_that_kills_at_once_leaves_none_of_its_deaths_out() -> None:
+    rows = line((20, 3), (2.9, 2.6), (2.5, 1.5), (1.48, 1.45), (1.43, 1.4), (1.38, 1.35), last=1.33)
+    reported(rows[5], 1.2)
+    [found] = in_processes(rows, NOW)
+
+    assert (found.count, found.since) == (4, rows[2].beat_at)
+
+
+@pytest.mark.parametrize("published", [None, 5], ids=["unknown", "before all"])
+def test_all_of_a_loop_count_if_the_message_in_hand_may_have_killed_them(published: float | None) -> None:
+    rows = line((20, 3), (2.9, 2.6), (2.5, 2.2), last=2.1)
+    reported(rows[2], 1.6, published)
+    [found] = in_processes(rows, NOW)
+
+    assert (found.count, found.since) == (3, rows[0].beat_at)
+
+
+def test_what_a_signal_ended_before_others_exited_is_no_part_of_their_loop() -> None:
+    """Two that were killed by hand counted with eight that a message had killed at once, which no heartbeat named."""
+    rows = line((20, 1.5), (1.45, 1.1), (1.05, 0.9), (0.85, 0.8), (0.75, 0.7), last=0.65)
+    for row, fault in zip(rows, ("SIGKILL", "SIGKILL", "exit 1", "exit 1", "exit 1"), strict=False):
+        row.ended_at, row.fault, row.stopping = row.beat_at, fault, True
+    [found] = in_processes(rows, NOW)
+
+    assert (found.count, found.since) == (3, rows[2].beat_at)
 
 
 def test_what_is_parked_long_after_a_loop_is_not_said_to_have_caused_it() -> None:
