@@ -36,7 +36,7 @@ class ConsumerProcessAdmin(Pages):
             summary=found.summary,
             every=every,
             problems=found.problems,
-            command="manage.py rmq_consume" if found.last else "",
+            command="manage.py rmq_consume" if found.to_be_started else "",
             records=settings().records,
             finds=not refusal(request, "view"),
             most=processes.MOST_LISTED_PROCESSES if len(known) == processes.MOST_LISTED_PROCESSES else 0,

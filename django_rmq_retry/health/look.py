@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
+from typing import Any
 
 from django.db import router
 
@@ -31,6 +32,7 @@ from django_rmq_retry.health.problems import (
     unreachable,
     unusable,
     waiting_text,
+    with_waiting,
     without_need,
 )
 from django_rmq_retry.health.processes import late_handlers, lost_since, read_since, unreplaced, with_cut_off
@@ -262,7 +264,9 @@ def merged(
 
     All may have ended in good order, which leaves no sign: then ``alive`` is False.
     """
-    left = _several_missing(_none_alive(found, queues, last, alive=alive))
+    restarted = {queue for one in found if one.values.get("restarts") for queue in _read_by(one)}
+    found = [with_waiting(one, queues.levels) for one in found]
+    left = _several_missing(_none_alive(found, queues, last, alive=alive, restarted=restarted))
     missed = [one for one in left if one.code in (Code.NO_CONSUMER, Code.IDLE)]
     if len(missed) <= 1:
         return [replace(one, causes=(one.subject,)) if one in missed else one for one in left]
@@ -274,6 +278,11 @@ def merged(
         values={"names": listed(ready), **_ready_in(ready)},
     )
     return [several, *(one for one in left if one not in missed)]
+
+
+def _read_by(loop: Problem) -> Collection[str]:
+    read: Any = loop.values["read"]
+    return set(read)
 
 
 def _several_missing(found: Sequence[Problem]) -> list[Problem]:
@@ -293,18 +302,27 @@ def _ready_in(queues: Mapping[str, int]) -> dict[str, object]:
 
 
 def _none_alive(
-    found: Sequence[Problem], queues: Queues, last: LastSigns | None, *, alive: bool | None
+    found: Sequence[Problem],
+    queues: Queues,
+    last: LastSigns | None,
+    *,
+    alive: bool | None,
+    restarted: Collection[str],
 ) -> list[Problem]:
-    """Say once that no queue has a consumer, instead of once for each queue, and leave out what follows from it."""
+    """Say once that no queue has a consumer, instead of once for each queue, and leave out what follows from it.
+
+    Of those that are ``restarted`` a crash loop tells: the next consumer is about to read them.
+    """
     work = [one for one in queues.levels if one.role is Role.WORK and one.ready is not None and not one.abandoned]
+    found = [one for one in found if not (one.code in UNCONSUMED and work_queue(one.subject) in restarted)]
     # A paused queue needs no consumer now, but it stands still like the others if all processes are gone.
-    needy = [one for one in work if one.queue not in queues.excused]
+    needy = [one for one in work if one.queue not in {*queues.excused, *restarted}]
     idle = [one for one in needy if not one.consumers]
     died = last if last is not None and last.died else None
     cut_off = next((one for one in found if one.code is Code.DISCONNECTED and one.values["all"]), None)
     unconsumed = not any(one.consumers for one in work)
     known = bool(died or cut_off or (alive is False and unconsumed and len(work) > 1))
-    if not idle or len(idle) < len(needy) or (not known and (len(idle) == 1 or len(idle) < len(work))):
+    if not idle or len(idle) < len(needy) or (not known and (alive or len(idle) == 1 or len(idle) < len(work))):
         return list(found)
     unread = work if known else idle
     ready = {one.queue: one.ready or 0 for one in unread}

@@ -44,6 +44,7 @@ from django_rmq_retry.health.handled_again import (
 from django_rmq_retry.health.processes import (
     KILLS_AT_ONCE,
     LOOP_OVER_AFTER,
+    LOOP_OVER_BY,
     MAY_GO_ON_FOR,
     CrashLoop,
     Dead,
@@ -95,6 +96,8 @@ USUAL_WAITS = ("", RunWait.LISTING, *PACED, RunWait.CANARY_WAITS, RunWait.OUTCOM
 """The reasons for which a requeue run waits without a problem."""
 DIED_TOGETHER = timedelta(hours=1)
 """If no consumer is alive, those are named that died within this time before the last one, not those of last week."""
+RESTARTED_WITHIN = timedelta(seconds=40)
+"""For so long after the last death of a crash loop the next process is awaited: a supervisor takes half a minute."""
 ENDED_AS: Mapping[State, Any] = {
     State.DISCARDED: gettext_lazy("discarded"),
     State.PROCESSED: gettext_lazy("processed"),
@@ -1098,15 +1101,19 @@ def _crash_loop(
     if not killers and held and held < set(read):
         said.append(_("What they had in flight is of %(queues)s.") % {"queues": listed(sorted(held))})
     unread = [queue for queue in queues if not any(queue in row.queues for row in heard)]
-    over = all(loop.over for loop in loops)
+    over = all(loop.over for loop in loops) or (not unread and _settled(killers, rows, now))
     # The one that outlived the loop may be dead, too: then another one that lives may show that it is over.
     living = [row for row in heard if set(row.queues) & set(queues)]
     witness = max(living, key=lambda row: (row in heirs, row.ran(now)), default=None)
-    if over and witness is not None and witness.ran(now) > LOOP_OVER_AFTER:
+    restarts = not over and now - last < RESTARTED_WITHIN
+    if over and witness is not None and (witness.ran(now) > LOOP_OVER_AFTER or not all(loop.over for loop in loops)):
         lived = _("It seems over: %(process)s has run for %(span)s.")
         said.append(lived % {"process": witness, "span": span(witness.ran(now))})
     elif unread:
-        said.append(_("Nobody reads %(queues)s now.") % {"queues": listed(unread)})
+        text = _("Nobody reads %(queues)s now.")
+        if restarts:
+            text = _("Nobody reads %(queues)s until the next one has started.")
+        said.append(text % {"queues": listed(unread)})
     elif witness is not None and not over:
         lives = _("%(process)s has run for %(span)s.")
         said.append(lives % {"process": witness, "span": span(witness.ran(now))})
@@ -1125,11 +1132,44 @@ def _crash_loop(
             "group_of_killer": str(killers[0].group_id) if killers else "",
             "read": read,
             "source": sorted({one.queue for one in killers} or held),
+            "restarts": restarts,
+            "named": bool(killers),
         },
         # With the next death it is another doubt.
         doubts={mark_of(rows[-1]): tuple(reversed(rows))},
     )
     return ToldLoop(problem=problem, dead=rows)
+
+
+def _settled(killers: Sequence[ParkedMessage], rows: Sequence[ConsumerProcess], now: datetime) -> bool:
+    """Return True if what killed these was parked after the last death, and none has died for longer than any lived
+    that was started after the first one."""
+    parked = max((one.parked_at for one in killers), default=None)
+    if parked is None or parked < rows[-1].beat_at:
+        return False
+    lives = (row.ran(now) * LOOP_OVER_BY for row in rows if row.started_at > rows[0].beat_at)
+    return now - parked > max([KILLS_AT_ONCE, *lives])
+
+
+def with_waiting(loop: Problem, levels: Iterable[Level]) -> Problem:
+    """Return a crash loop that goes on with what is known of its messages in the broker meanwhile."""
+    if loop.code is not Code.CRASH_LOOP or loop.values["named"]:
+        return loop
+    read: Any = loop.values["read"]
+    mine = [one for one in levels if work_queue(one.queue) in read and one.ready is not None]
+    quarantines = [one for one in mine if one.role is Role.QUARANTINE]
+    if not quarantines or conf.settings().crash_limit is None:
+        return loop
+    count = sum(one.ready or 0 for one in quarantines)
+    said = _("What kills its workers is tried alone in quarantine after three deaths, and parked if it kills on.")
+    if count:
+        text = ngettext(
+            "%(number)s message is in quarantine: it is tried alone, and parked if it kills on.",
+            "%(number)s messages are in quarantine: each is tried alone, and parked if it kills on.",
+            count,
+        )
+        said = text % {"number": number(count)}
+    return replace(loop, values={**loop.values, "details": f"{loop.values['details']} {said}"})
 
 
 def _with_state(killer: ParkedMessage) -> str:

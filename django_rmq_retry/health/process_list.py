@@ -24,6 +24,7 @@ from django_rmq_retry.health.problems import (
     in_processes,
     last_signs,
     still_at_it,
+    with_waiting,
 )
 from django_rmq_retry.health.processes import InFlight, Process, ProcessState, dead_processes, given_again
 from django_rmq_retry.health.rules import Code, Problem, Severity
@@ -253,7 +254,7 @@ class ProcessList:
 
     @classmethod
     def of(cls, known: Sequence[Process], levels: Callable[[], Sequence[Level]] = tuple) -> "ProcessList":
-        """Judge them; if none is alive, ``levels`` tell which queues stand still.
+        """Judge them; ``levels`` tell which queues stand still if none is alive, and what a crash loop has set aside.
 
         One query, of what was handled again; one more for what is paused, if the last ones had begun something, one for
         what was checked, if there is a crash loop or a doubt, one for what killed the processes of a loop, and a few if
@@ -270,7 +271,9 @@ class ProcessList:
             loops = crash_loops(known, now, heard, killers_lately(now), marks)
         dead = dead_processes(rows, now)
         last = last_signs(rows, now, dead)
-        queues = Queues(levels=levels() if last else ())
+        seen = levels() if last or any(one.problem.severity is Severity.ERROR for one in loops) else ()
+        loops = [replace(one, problem=with_waiting(one.problem, seen)) for one in loops]
+        queues = Queues(levels=seen if last else ())
         overtaken = [one for one in known if one.overtaken]
         found = merged(list(in_processes(rows, now, overtaken, dead=dead, checked=marks)), queues, last)
         found += still_at_it(again, rows, now)
@@ -290,6 +293,11 @@ class ProcessList:
             last=last,
             problems=sorted((one for one in told if one.severity >= Severity.WARNING), key=lambda one: one.harm),
         )
+
+    @property
+    def to_be_started(self) -> bool:
+        """True if none is alive, and none is about to be restarted as those of a crash loop before."""
+        return self.last is not None and not any(one.problem.values["restarts"] for one in self.loops)
 
     @property
     def summary(self) -> str:

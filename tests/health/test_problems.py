@@ -794,7 +794,9 @@ def test_each_service_that_dies_again_and_again_is_a_finding_of_its_own() -> Non
         (Code.CRASH_LOOP, "a", 3),
     ]
     assert "SLOW-1" not in found[1].why
-    assert found[0].why == "In flight as they died, and how often: SLOW-1 (4). Nobody reads b now."
+    assert found[0].why == (
+        "In flight as they died, and how often: SLOW-1 (4). Nobody reads b until the next one has started."
+    )
 
 
 def test_two_services_that_die_of_the_same_queues_are_one_finding() -> None:
@@ -988,6 +990,63 @@ def test_what_a_signal_ended_before_others_exited_is_no_part_of_their_loop() -> 
     [found] = in_processes(rows, NOW)
 
     assert (found.count, found.since) == (3, rows[2].beat_at)
+
+
+@pytest.mark.parametrize(("minutes", "found"), [(0, ["CRASH_LOOP"]), (1, ["CRASH_LOOP", "ALL_VANISHED"])])
+def test_nobody_is_told_to_start_what_dies_again_and_again_until_it_is_restarted_no_more(
+    minutes: float, found: list[str]
+) -> None:
+    """A supervisor did so, and "No consumer is alive" with that advice stood beside "Nobody reads q now"."""
+    rows = [
+        process(number, 60 * died, queues=["q", "r"], started_at=ago(minutes=began))
+        for number, began, died in ((1, 20, 1), (2, 0.9, 0.8), (3, 0.7, 0.6), (4, 0.5, 0.4))
+    ]
+    for row in rows:
+        row.ended_at, row.fault, row.stopping = row.beat_at, "exit 1", True
+    at, queues = (
+        NOW + timedelta(minutes=minutes),
+        [level("q", ready=2), level("r"), level("q.quarantine", Role.QUARANTINE)],
+    )
+    known = replace(surveyed(processes=rows, killers=()), at=at, dead=dead_processes(rows, at))
+    told = needs(known, queues)
+
+    assert codes(told) == found
+    when = "now" if minutes else "until the next one has started"
+    assert f"Nobody reads q, r {when}." in told[0].why
+
+
+@pytest.mark.parametrize(
+    ("ready", "said"),
+    [
+        (0, "What kills its workers is tried alone in quarantine after three deaths, and parked if it kills on."),
+        (1, "1 message is in quarantine: it is tried alone, and parked if it kills on."),
+    ],
+)
+def test_a_loop_tells_what_is_in_quarantine_until_what_killed_is_parked(ready: int, said: str) -> None:
+    """One that kills before a heartbeat is named nowhere: nobody knew that it was set aside, or what to wait for."""
+    rows = line((90, 3), (2.9, 2), (1.9, 1), last=0.9)
+    queues = [level("a", consumers=1), level("a.quarantine", Role.QUARANTINE, ready=ready, consumers=1)]
+    killer = ParkedMessage(business_key="KILLER", queue="a", parked_at=ago(minutes=0.98), group_id=7)
+    told, named = (needs(surveyed(processes=rows, killers=some), queues)[0].why for some in ((), (killer,)))
+
+    assert told.endswith(f" {said}")
+    assert "quarantine" not in named
+
+
+def test_a_loop_is_over_once_its_killer_is_parked_and_none_has_died_for_longer_than_any_lived() -> None:
+    """It was red, and in the present tense, for two minutes after the last death, and its killer was discarded."""
+    rows = [*line((90, 1), (0.95, 0.8), (0.75, 0.6), last=0.55), *line((2, 0.95), (0.85, 0.7), last=0.65)]
+    early, late = (
+        ParkedMessage(business_key="KILLER", queue="a", parked_at=ago(minutes=one), state="discarded", group_id=7)
+        for one in (0.2, 0.4)
+    )
+    before = ParkedMessage(business_key="OTHER", queue="a", parked_at=ago(minutes=0.61), group_id=7)
+    told = [found.code for one in (early, late, before) for found in in_processes(rows, NOW, suspects=[one])]
+    [over] = in_processes(rows, NOW, suspects=[late])
+
+    assert told == [Code.CRASH_LOOP, Code.CRASH_LOOP_OVER, Code.CRASH_LOOP]
+    killed = "Parked meanwhile because their worker died: KILLER (discarded)."
+    assert over.why == f"{killed} It seems over: web:9 has run for 39 s."
 
 
 def test_what_is_parked_long_after_a_loop_is_not_said_to_have_caused_it() -> None:
@@ -1324,7 +1383,7 @@ NOBODY: list[tuple[dict[str, Any], list[Level], list[str]]] = [
     ({}, [level("q", consumers=1), level("r"), level("s"), level("t", ready=1)], ["SEVERAL_UNREAD"]),
     ({}, [level("q", consumers=1), level("r", ready=1)], ["NO_CONSUMER"]),
     ({"processes": (process(1, 64), process(2))}, [level("q", consumers=1)], ["VANISHED"]),
-    ({"processes": (process(1, 64), process(2))}, [level("q"), level("r")], ["ALL_IDLE", "VANISHED"]),
+    ({"processes": (process(1, 64), process(2))}, [level("q"), level("r")], ["VANISHED", "SEVERAL_IDLE"]),
     (stopped(paused=True, since=NOW), [level("a b", ready=9)], ["PAUSED"]),
     # "1 queue has no consumer" stood there while none was running: the paused one has none either.
     (stopped(paused=True, since=NOW), [level("a b", ready=9), level("q")], ["ALL_UNREAD", "PAUSED"]),
@@ -1439,7 +1498,10 @@ def test_consumers_that_run_without_the_broker_are_one_finding(levels: list[Leve
 def test_one_consumer_without_the_broker_beside_one_that_has_it_is_no_outage() -> None:
     rows = process(1, connected=False, lost_at=ago(minutes=3)), process(2)
 
-    assert codes(needs(surveyed(processes=rows), [level("q"), level("r", ready=2)])) == ["ALL_UNREAD", "DISCONNECTED"]
+    found = needs(surveyed(processes=rows), [level("q"), level("r", ready=2)])
+
+    # "No consumer is running" stood above the table in which one was.
+    assert codes(found) == ["SEVERAL_UNREAD", "DISCONNECTED"]
 
 
 def test_an_overdue_outbox_names_the_brokers_answer() -> None:

@@ -207,12 +207,12 @@ class Command(RmqCommand):
 
     def _found_rows(self, known: Sequence[Process], options: Options) -> Sequence[ProcessRow]:
         """Say what is wrong, and how many there are; return those that are shown, and those that are over if wanted."""
-        # Only if none is alive the broker has to say which queues stand still.
+        # Only then the broker is asked: if none is alive, or some die again and again.
         listed = ProcessList.of(known, lambda: self._look(options).health.gauged.levels)
         for problem in (*listed.problems, *(loop.problem for loop in listed.loops)):
             sign = "✕" if problem.severity is Severity.ERROR else "!"
             self.line(f"{sign} {problem.text} {problem.why}", problem.severity.name)
-        self.line("manage.py rmq_consume" if listed.last else listed.summary)
+        self.line("manage.py rmq_consume" if listed.to_be_started else listed.summary)
         # What is said of a crash loop is its head: its dead stand below those that live.
         tables = sorted(listed.tables, key=lambda table: (table.over, table.loop is not None))
         return [row for table in tables if options["all"] or not table.over for row in table.rows]
