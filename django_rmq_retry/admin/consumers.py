@@ -1,6 +1,5 @@
 """The page of consuming processes: their state and the messages that they have in flight."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import admin
@@ -9,10 +8,9 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.pages import Pages, refusal
-from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health import processes
-from django_rmq_retry.health.process_list import ProcessList
+from django_rmq_retry.health.process_list import ProcessList, Seen
 from django_rmq_retry.models import ConsumerProcess
 
 
@@ -23,7 +21,7 @@ class ConsumerProcessAdmin(Pages):
 
     def list_page(self, request: HttpRequest, **more: Any) -> HttpResponse:
         known, every = processes.processes(), "all" in request.GET
-        found = ProcessList.of(known, _levels)
+        found = ProcessList.of(known, _seen)
         tables = found.tables
         return self.page(
             request,
@@ -35,14 +33,15 @@ class ConsumerProcessAdmin(Pages):
             begun_told=any(one.begun_later for one in tables if not one.fold),
             summary=found.summary,
             every=every,
-            problems=found.problems,
-            command="manage.py rmq_consume" if found.to_be_started else "",
+            problems=[(one, "manage.py rmq_consume" if found.starts(one) else "") for one in found.problems],
+            none_runs=found.none_runs,
             records=settings().records,
             finds=not refusal(request, "view"),
             most=processes.MOST_LISTED_PROCESSES if len(known) == processes.MOST_LISTED_PROCESSES else 0,
         )
 
 
-def _levels() -> Sequence[Level]:
-    seen = broker_look.look()
-    return (seen.last or seen).levels
+def _seen() -> Seen:
+    look = broker_look.look()
+    known = look.last or look
+    return Seen(levels=known.levels, at=known.at, current=not (look.unreachable or look.late))

@@ -271,11 +271,12 @@ def merged(
     if len(missed) <= 1:
         return [replace(one, causes=(one.subject,)) if one in missed else one for one in left]
     ready = {one.subject: one.count for one in sorted(missed, key=lambda one: -one.count)}
+    words = _ready_in(ready)
     several = Problem(
         code=Code.SEVERAL_UNREAD if any(one.code is Code.NO_CONSUMER for one in missed) else Code.SEVERAL_IDLE,
         count=len(missed),
         causes=tuple(ready),
-        values={"names": listed(ready), **_ready_in(ready)},
+        values={**words, "names": words["places"]},
     )
     return [several, *(one for one in left if one not in missed)]
 
@@ -295,10 +296,11 @@ def _several_missing(found: Sequence[Problem]) -> list[Problem]:
 
 
 def _ready_in(queues: Mapping[str, int]) -> dict[str, object]:
-    """Return the words for the ready messages of some queues, and of each, the most first."""
-    total, held = sum(queues.values()), sorted((one for one in queues.items() if one[1]), key=lambda one: -one[1])
-    places = listed(f"{queue} {number(count)}" for queue, count in held)
-    return {"ready": total, "waiting": waiting_text(total), "places": places and f": {places}"}
+    """Return the words for the ready messages of some queues, and all of their names with what each holds, the most
+    first; without numbers if all are empty."""
+    total, ordered = sum(queues.values()), sorted(queues.items(), key=lambda one: -one[1])
+    places = listed(f"{queue} {number(count)}" if total else queue for queue, count in ordered)
+    return {"ready": total, "waiting": waiting_text(total), "places": places}
 
 
 def _none_alive(

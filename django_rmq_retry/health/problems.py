@@ -336,17 +336,12 @@ def _drifted(item: Item) -> Problem:
 def in_survey(survey: Survey, limits: Limits, levels: Sequence[Level] = ()) -> Iterator[Problem]:
     """Yield what the survey of the database shows; ``levels`` tell what waits in each queue, as far as it is known."""
     now, read = survey.at, queues_read(survey.processes, survey.at)
-    ready = {level.queue: level.ready for level in levels if level.ready}
     yield from _in_clocks(survey)
     yield from in_outbox(survey.outbox, now, limits) if survey.outbox_answers else [Problem(code=Code.OUTBOX_AWAY)]
     of_runs = list(in_runs(survey.runs, now, survey.elsewhere, survey.held))
     yield from _in_parked(survey, limits, troubled={one.subject for one in of_runs})
     yield from _in_silent(survey.silent, now)
-    for control in survey.stopped:
-        is_read = read is None or control.queue in read
-        given = survey.given_again.get(control.queue)
-        begun = begun_in_stopped(given.waiting) if given else ""
-        yield _stopped(control, now, ready=ready.get(control.queue, 0), read=is_read, begun=begun)
+    yield from in_stopped(survey.stopped, now, read, survey.given_again, levels)
     yield from in_halts(survey.halted, now, limits, levels)
     yield from in_blocked(survey.blocked)
     yield from _in_approvals(survey.approvals, now)
@@ -880,6 +875,23 @@ def waiting_text(ready: int) -> str:
     if not ready:
         return ""
     return " " + ngettext("%(number)s message waits.", "%(number)s messages wait.", ready) % {"number": number(ready)}
+
+
+def in_stopped(
+    stopped: Iterable[QueueControl],
+    now: datetime,
+    read: Collection[str] | None,
+    given: Mapping[str, GivenAgain],
+    levels: Sequence[Level],
+) -> Iterator[Problem]:
+    """Yield the queues that a pause or a breaker stops, with what of lost consumers waits there; ``read`` are those
+    with a consumer."""
+    ready = {level.queue: level.ready for level in levels if level.ready}
+    for control in stopped:
+        known = given.get(control.queue)
+        begun = begun_in_stopped(known.waiting) if known else ""
+        is_read = read is None or control.queue in read
+        yield _stopped(control, now, ready=ready.get(control.queue, 0), read=is_read, begun=begun)
 
 
 def _stopped(control: QueueControl, now: datetime, *, ready: int, read: bool, begun: str) -> Problem:

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -11,9 +12,12 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.levels import Level
+from django_rmq_retry.breakers.table import state_of
+from django_rmq_retry.conf import settings
+from django_rmq_retry.health.condition import STOPPED_BY
 from django_rmq_retry.health.facts import killers_lately
 from django_rmq_retry.health.handled_again import handled_again
-from django_rmq_retry.health.look import merged
+from django_rmq_retry.health.look import MISSED, UNCONSUMED, merged
 from django_rmq_retry.health.problems import (
     LastSigns,
     Queues,
@@ -22,11 +26,25 @@ from django_rmq_retry.health.problems import (
     died_after_check,
     in_given_again,
     in_processes,
+    in_stopped,
     last_signs,
     still_at_it,
     with_waiting,
+    without_need,
 )
-from django_rmq_retry.health.processes import InFlight, Process, ProcessState, dead_processes, given_again
+from django_rmq_retry.health.processes import (
+    TAKEN_OVER_AFTER,
+    InFlight,
+    Process,
+    ProcessState,
+    dead_processes,
+    given_again,
+    queues_read,
+    read_since,
+    readers,
+    with_cut_off,
+    with_those_cut_off,
+)
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.models.parked import OPEN
@@ -40,6 +58,7 @@ BADGES: Mapping[ProcessState, tuple[str, str, Any]] = {
     ProcessState.STARTING: ("requeued", "…", pgettext_lazy("consumer", "starting")),
     ProcessState.STOPPING: ("requeued", "…", pgettext_lazy("consumer", "stopping")),
     ProcessState.NO_BROKER: ("on-hold", "!", pgettext_lazy("consumer", "no broker")),
+    ProcessState.CUT_OFF: ("on-hold", "!", gettext_lazy("gone or cut off")),
     ProcessState.SILENT: ("on-hold", "!", gettext_lazy("no heartbeat for %(span)s")),
     ProcessState.VANISHED: ("parked", "✕", pgettext_lazy("consumer", "vanished")),
     ProcessState.REPLACED: ("discarded", "↻", pgettext_lazy("consumer", "replaced")),
@@ -51,6 +70,8 @@ LATE = ("on-hold", "!", pgettext_lazy("consumer", "handler hangs"))
 ENDED = ("parked", "✕", pgettext_lazy("consumer", "ended"))
 
 
+NONE_RUNS = (Code.ALL_VANISHED, Code.ALL_UNREAD, Code.ALL_IDLE)
+DIED = (Code.VANISHED, Code.ENDED)
 FOLDED_FROM = 3
 """So many dead processes for which nobody has anything to do are one fold below the others."""
 FRESH = timedelta(minutes=5)
@@ -59,6 +80,17 @@ MOST_ROWS, MOST_FOLDED_ROWS = 15, 5
 """The most processes of a table, and of a fold, unless all are asked for: in a crash loop there may be hundreds."""
 MANY_RUN = 6
 """So many processes that run are one fold below those that need somebody, and tell of their messages in a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the broker tells of the queues."""
+
+    levels: Sequence[Level] = ()
+    at: datetime | None = None
+    """When it told this; None if that is now."""
+    current: bool = True
+    """False if it does not answer, and told this before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +105,13 @@ class ProcessRow:
     """The crash loop that tells of it."""
     new: bool = False
     """True if it died after the crash loop had been checked in which it died: it is told by itself."""
+    stopped: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    """The sign and the word of each queue that a pause or a breaker stops."""
 
     @classmethod
-    def of(cls, process: Process, loop: ToldLoop | None, *, new: bool = False) -> "ProcessRow":
+    def of(
+        cls, process: Process, loop: ToldLoop | None, stopped: Mapping[str, tuple[str, Any]], *, new: bool = False
+    ) -> "ProcessRow":
         """Judge it; a ``new`` one died after the crash loop had been checked in which it died."""
         ill = process.state is ProcessState.RUNNING and (process.late or process.blocked)
         badge = ENDED if process.ended else LATE if ill else BADGES[process.state]
@@ -85,6 +121,8 @@ class ProcessRow:
         if process.loop and not (loop or new):
             # It died in another loop than the last one of its service, or before what killed the others came.
             badge = BADGES[ProcessState.REPLACED]
+        elif _is_done_with(process):
+            badge = (BADGES[ProcessState.REPLACED][0], *badge[1:])
         kind, sign, label = badge
         lost = dict.fromkeys(one.queue for one in process.in_flight if one.auto_ack)
         return cls(
@@ -95,13 +133,20 @@ class ProcessRow:
             lost=", ".join(lost),
             loop=loop,
             new=new,
+            stopped=stopped if process.heard else {},
         )
 
     @property
+    def queues(self) -> list[tuple[str, str, Any]]:
+        """The queues that it reads, each with the sign and the word of what stops it: these first, as few are shown."""
+        each = [(queue, *self.stopped.get(queue, ("", ""))) for queue in self.process.row.queues]
+        return sorted(each, key=lambda one: not one[1])
+
+    @property
     def replaced(self) -> bool:
-        """True if others do its work, so that its row is grey."""
+        """True if others do its work, or have done all of it, so that its row is grey."""
         settled = self.process.settled_by_others or self.process.loop is not None
-        return settled and not (self.loop or self.new)
+        return (settled and not (self.loop or self.new)) or _is_done_with(self.process)
 
     @property
     def gone(self) -> bool:
@@ -155,6 +200,12 @@ class ProcessRow:
         process = self.process
         silent = process.vanished and process.unheard >= FRESH
         return silent and not process.in_flight and not process.overtaken and process.row.ended_at is None
+
+
+def _is_done_with(process: Process) -> bool:
+    """Return True if nobody has to look at a dead process again as others die: all that it had was processed since."""
+    gone = process.vanished and process.loop is None and not process.exists
+    return gone and process.settled and process.unheard >= TAKEN_OVER_AFTER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +286,29 @@ class ProcessTable:
         return self.what == "over" or (self.loop is not None and self.loop.severity < Severity.ERROR)
 
     @property
+    def vanished(self) -> Sequence[ProcessRow]:
+        """Those that were killed, or hang, and need somebody: of several the reason and the advice are said once."""
+        rows = (row for row in self.rows if row.process.vanished and not row.process.ended)
+        return [row for row in rows if not (row.replaced or row.loop or row.process.settled)]
+
+    @property
+    def of_vanished(self) -> str:
+        """The same of several; empty if they are not several."""
+        if len(self.vanished) <= 1:
+            return ""
+        text = _(
+            "%(names)s: each was killed, hangs, or does not reach the database. If one hangs, end it before it goes "
+            "on: the broker gives others what it had, also what it took after its last heartbeat, so that may be "
+            "handled twice."
+        )
+        return text % {"names": listed(str(row.process.row) for row in self.vanished)}
+
+    @property
+    def unknown(self) -> bool:
+        """True if nobody knows what became of a message that one had, and its row does not tell that in a line."""
+        return any(row.gone and not (row.replaced or row.loop) and row.fates.unknown for row in self.rows)
+
+    @property
     def begun_later(self) -> bool:
         """True if one may have begun messages that it did not report any more."""
         return any(row.gone and not row.process.row.told_all for row in self.rows)
@@ -253,12 +327,12 @@ class ProcessList:
     """What was heard last of them if none is alive."""
 
     @classmethod
-    def of(cls, known: Sequence[Process], levels: Callable[[], Sequence[Level]] = tuple) -> "ProcessList":
-        """Judge them; ``levels`` tell which queues stand still if none is alive, and what a crash loop has set aside.
+    def of(cls, known: Sequence[Process], look: Callable[[], Seen]) -> "ProcessList":
+        """Judge them; the broker tells which queues nobody reads, and what waits there.
 
-        One query, of what was handled again; one more for what is paused, if the last ones had begun something, one for
-        what was checked, if there is a crash loop or a doubt, one for what killed the processes of a loop, and a few if
-        others have handled what a process has in a handler.
+        Two queries, of what was handled again and what is stopped; one for what was checked, if there is a crash loop
+        or a doubt, one for what killed the processes of a loop, and a few if others have handled what a process has in
+        a handler.
         """
         # A moment ago the processes were judged by the same reading of this clock.
         now, rows = database_clock.now(records_alias()), [one.row for one in known]
@@ -271,42 +345,57 @@ class ProcessList:
             loops = crash_loops(known, now, heard, killers_lately(now), marks)
         dead = dead_processes(rows, now)
         last = last_signs(rows, now, dead)
-        seen = levels() if last or any(one.problem.severity is Severity.ERROR for one in loops) else ()
-        loops = [replace(one, problem=with_waiting(one.problem, seen)) for one in loops]
-        queues = Queues(levels=seen if last else ())
+        stopped, seen = tuple(QueueControl.objects.stopped(now).order_by("queue")), look()
+        loops = [replace(one, problem=with_waiting(one.problem, seen.levels)) for one in loops]
+        states, read = [state_of(one) for one in stopped], partial(read_since, rows, now, seen.at)
+        queues = Queues(levels=seen.levels, excused=without_need(seen.levels, states, now.timestamp(), read))
+        judged = queues.judged() if seen.current else []
+        unconsumed = [problem for one in judged for problem in one.problems if problem.code in UNCONSUMED]
         overtaken = [one for one in known if one.overtaken]
-        found = merged(list(in_processes(rows, now, overtaken, dead=dead, checked=marks)), queues, last)
+        found = [*unconsumed, *in_processes(rows, now, overtaken, dead=dead, checked=marks)]
+        alive = any(row.living(now) for row in rows) if settings().records else None
+        found = merged(found, queues, last, alive=alive)
         found += still_at_it(again, rows, now)
-        if last and (given := given_again(known, now)):
-            # Who starts a consumer, as is advised, would have it done again.
-            found += in_given_again(given, rows, now, queues.levels, QueueControl.objects.stopped(now))
+        holding = {work_queue(problem.subject) for problem in unconsumed if problem.count}
+        given = with_cut_off(given_again(known, now, read=readers(rows, now)), rows, now, holding)
+        found += in_given_again(given, rows, now, seen.levels, stopped)
+        found += in_stopped(stopped, now, queues_read(rows, now), given, seen.levels)
         checked_ones = {(one.queue, one.message_id) for one in again if one.mark in marks}
         told_in = {row.pk: loop for loop in loops for row in loop.dead}
         new = {row.pk for row in died_after_check(known, loops, marks)}
         told = (one for one in found if one.code not in (Code.CRASH_LOOP, Code.CRASH_LOOP_OVER))
+        words = {one.queue: STOPPED_BY[one.state(now.timestamp())] for one in states}
+        shown = with_those_cut_off(_without(known, checked_ones), {one.subject for one in unconsumed})
         return cls(
-            rows=[
-                ProcessRow.of(one, told_in.get(one.row.pk), new=one.row.pk in new)
-                for one in _without(known, checked_ones)
-            ],
+            rows=[ProcessRow.of(one, told_in.get(one.row.pk), words, new=one.row.pk in new) for one in shown],
             loops=loops,
             last=last,
             problems=sorted((one for one in told if one.severity >= Severity.WARNING), key=lambda one: one.harm),
         )
 
     @property
-    def to_be_started(self) -> bool:
-        """True if none is alive, and none is about to be restarted as those of a crash loop before."""
-        return self.last is not None and not any(one.problem.values["restarts"] for one in self.loops)
+    def none_runs(self) -> bool:
+        """True if none takes messages, by the heartbeats or by the broker, and none is about to be restarted as those
+        of a crash loop before."""
+        said = NONE_RUNS if self.rows else (*NONE_RUNS, *MISSED)
+        restarts = any(one.problem.values["restarts"] for one in self.loops)
+        return not restarts and (self.last is not None or any(one.code in said for one in self.problems))
+
+    def starts(self, problem: Problem) -> bool:
+        """Return True if a finding ends once consumers are started."""
+        died = DIED if self.last and self.none_runs else ()
+        return problem.code in (*NONE_RUNS, *MISSED, *died)
 
     @property
     def summary(self) -> str:
         """How many processes are heard of, and how many are not."""
         alive = sum(row.process.heard for row in self.rows)
+        cut_off = sum(row.process.state is ProcessState.CUT_OFF for row in self.rows)
         silent = sum(row.process.state is ProcessState.SILENT and not row.process.ended for row in self.rows)
-        gone = len(self.rows) - alive - silent
+        gone = len(self.rows) - alive - cut_off - silent
         parts = (
             (alive, ngettext("%(count)d process is alive", "%(count)d processes are alive", alive)),
+            (cut_off, ngettext("%(count)d gone or cut off", "%(count)d gone or cut off", cut_off)),
             (silent, ngettext("%(count)d without a heartbeat", "%(count)d without a heartbeat", silent)),
             (gone, ngettext("%(count)d ended or vanished", "%(count)d ended or vanished", gone)),
         )

@@ -11,13 +11,14 @@ from typing import Any
 
 from django.db import router
 from django.db.models import Q
+from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.attempts.since_then import Later, attempts_with, later
 from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.conf import settings
-from django_rmq_retry.health.begun import time_in
+from django_rmq_retry.health.begun import Begun, begun_by, in_words, time_in
 from django_rmq_retry.health.handled_again import delivered_again, handlers_that_repeat_nothing, may_have_had, reads
 from django_rmq_retry.health.process_place import has_ended, machine, own_host
 from django_rmq_retry.models import ConsumerProcess, ParkedMessage, State
@@ -62,6 +63,8 @@ class ProcessState(StrEnum):
     STARTING = "starting"
     STOPPING = "stopping"
     NO_BROKER = "no broker"
+    CUT_OFF = "cut off"
+    """The broker has no consumer of a queue that it reads by its last heartbeat: it was killed, or has lost it."""
     SILENT = "silent"
     """Its last heartbeat is missing."""
     VANISHED = "vanished"
@@ -103,6 +106,10 @@ class InFlight:
     """What was made of it since, if its process is not heard of any more."""
     also: str = ""
     """Another process that has it in flight, if its own is not heard of any more: one that hangs may handle it too."""
+    begun_by: tuple[Begun, ...] = ()
+    """The lost processes that had begun it, if its own is heard of: their work may be done already."""
+    perhaps_begun: bool = False
+    """True if it is only known that a lost process may have begun it."""
 
     @property
     def late(self) -> bool:
@@ -113,6 +120,11 @@ class InFlight:
     def name(self) -> str:
         """Its first business key, else its id."""
         return self.key or self.message_id
+
+    @property
+    def before(self) -> str:
+        """Who had begun it before, and when, or that somebody may have; empty if nobody is known to."""
+        return in_words(self.begun_by) or (_("A lost consumer may have begun it.") if self.perhaps_begun else "")
 
     @property
     def overtaken(self) -> bool:
@@ -223,7 +235,7 @@ class Process:
     @property
     def heard(self) -> bool:
         """True if its heartbeats come: of others it is only known what they did at the last one."""
-        return not self.vanished and not self.ended and self.state is not ProcessState.SILENT
+        return not (self.vanished or self.ended or self.state in (ProcessState.SILENT, ProcessState.CUT_OFF))
 
     @property
     def busy(self) -> int:
@@ -288,6 +300,16 @@ def processes(*, most: int = MOST_LISTED_PROCESSES) -> list[Process]:
     return sorted(map(_as_told, _with_unreported(found)), key=_place)
 
 
+def with_those_cut_off(known: Sequence[Process], unread: Collection[str]) -> Sequence[Process]:
+    """Return the same, with those that run by their heartbeats, although the broker has no consumer of their queues:
+    it knows sooner that a process is gone."""
+    gone = [one.state is ProcessState.RUNNING and any(queue in unread for queue in one.row.queues) for one in known]
+    if not any(gone):
+        return known
+    each = zip(known, gone, strict=True)
+    return sorted((replace(one, state=ProcessState.CUT_OFF) if is_gone else one for one, is_gone in each), key=_place)
+
+
 def begun_and_waiting(queues: Collection[str], now: datetime) -> dict[str, str]:
     """Return a sentence for each of these stopped queues on what lost processes had begun of it, and nobody has had
     since: it waits there, and may have been done.
@@ -333,15 +355,30 @@ def _as_told(process: Process) -> Process:
 
 
 def _with_others(found: list[Process]) -> list[Process]:
-    """Add to each message of a process that is not heard of any more which other one has it now."""
-    heard = [one for one in found if one.heard]
+    """Add to each message of a process that is not heard of any more which other one has it now, and to each that is
+    delivered again which lost one had begun it, or may have."""
+    heard, lost = [one for one in found if one.heard], [one.row for one in found if one.vanished]
     has = {_place_of(each): str(one.row) for one in heard for each in one.in_flight if each.message_id}
+    once = handlers_that_repeat_nothing() if lost else []
+    begun: Mapping[tuple[str, str], Sequence[Begun]] = begun_by(lost)
 
     def also(process: Process) -> Process:
         each = (replace(one, also=has.get(_place_of(one), "")) for one in process.in_flight)
         return replace(process, in_flight=tuple(each))
 
-    return [process if process.heard else also(process) for process in found]
+    def before(one: InFlight) -> InFlight:
+        (queue, _id), since = _place_of(one), one.since
+        if not one.again or since is None or one.handler in once:
+            return one
+        if not any(may_have_had(row, queue, published=one.published, begun=since) for row in lost):
+            return one
+        known = tuple(begun.get(_place_of(one), ()))
+        return replace(one, begun_by=known, perhaps_begun=not known)
+
+    def again(process: Process) -> Process:
+        return replace(process, in_flight=tuple(map(before, process.in_flight)))
+
+    return [(again(process) if lost else process) if process.heard else also(process) for process in found]
 
 
 def _with_unreported(found: list[Process]) -> list[Process]:
@@ -584,9 +621,9 @@ def left_by_the_lost(
         return [], {}
     living = [Process.of(row, now, None) for row in rows if not row.vanished(now)]
     gone = _with_others([*living, *_with_later([Process.of(one.row, now, one) for one in lost])])
-    frozen = [_as_told(one) for one in _with_unreported(gone) if one.overtaken]
-    told = {place for one in frozen for place in (*map(_place_of, one.reported), *one.unreported)}
-    return frozen, given_again(gone, now, told=told, read=readers(rows, now))
+    gone = _with_unreported(gone)
+    frozen = [_as_told(one) for one in gone if one.overtaken]
+    return frozen, given_again(gone, now, read=readers(rows, now))
 
 
 def with_cut_off(
@@ -615,23 +652,18 @@ def _held_by(rows: Iterable[ConsumerProcess]) -> dict[int, list[Any]]:
     return dict(ConsumerProcess.objects.filter(pk__in=[row.pk for row in rows]).values_list("pk", "in_flight"))
 
 
-def given_again(
-    found: Sequence[Process], now: datetime, *, told: Collection[tuple[str, str]] = (), read: Collection[str] = ()
-) -> dict[str, GivenAgain]:
-    """Return what is given again of the processes that are lost.
+def given_again(found: Sequence[Process], now: datetime, *, read: Collection[str]) -> dict[str, GivenAgain]:
+    """Return what is given again of the processes that are lost, but for what one that may be frozen had.
 
     What waits in a queue that is read is gone for by then, or it had been done before the process was lost.
     """
     lost = [one for one in found if one.vanished]
+    told = {place for one in lost if one.overtaken for place in (*map(_place_of, one.reported), *one.unreported)}
     once = handlers_that_repeat_nothing()
-    begun = {_place_of(each) for one in lost for each in one.in_flight}
     again, waiting = defaultdict[str, list[InFlight]](list), defaultdict[str, list[str]](list)
     for each in (each for one in found if one.heard for each in one.in_flight):
-        queue, since = work_queue(each.queue), each.since
-        if not each.again or since is None or each.handler in once or _place_of(each) in told:
-            continue
-        if any(may_have_had(one.row, queue, published=each.published, begun=since) for one in lost):
-            again[queue].append(each)
+        if (each.begun_by or each.perhaps_begun) and _place_of(each) not in told:
+            again[work_queue(each.queue)].append(each)
     for one in lost:
         for each in one.in_flight:
             queue = work_queue(each.queue)
@@ -642,8 +674,8 @@ def given_again(
         known.sort(key=lambda each: each.since or now)
     return {
         queue: GivenAgain(
-            begun=tuple(dict.fromkeys(each.name for each in again[queue] if _place_of(each) in begun)),
-            perhaps=tuple(dict.fromkeys(each.name for each in again[queue] if _place_of(each) not in begun)),
+            begun=tuple(dict.fromkeys(each.name for each in again[queue] if each.begun_by)),
+            perhaps=tuple(dict.fromkeys(each.name for each in again[queue] if each.perhaps_begun)),
             waiting=tuple(sorted(set(waiting[queue]))),
         )
         for queue in dict.fromkeys((*again, *waiting))
@@ -796,7 +828,7 @@ def _place(one: Process) -> tuple[object, ...]:
     if one.loop is not None:
         # Each but the last was restarted: there may be hundreds, and what they say, they say together.
         return False, True, one.unheard
-    ill = one.late or one.blocked or one.state in (ProcessState.SILENT, ProcessState.NO_BROKER)
+    ill = one.late or one.blocked or one.state in (ProcessState.CUT_OFF, ProcessState.SILENT, ProcessState.NO_BROKER)
     troubled = bool(one.in_flight) if one.vanished else ill
     first, last = one.ended or one.state is ProcessState.VANISHED, one.settled_by_others
     return last, False, not first, not troubled, one.row.host, one.row.number, one.row.pid

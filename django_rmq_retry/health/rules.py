@@ -337,7 +337,7 @@ class Code(Enum):
     ALL_VANISHED = _error(Area.CONSUMERS)(
         text=_("No consumer is alive.%(waiting)s Last heartbeat %(span)s ago: %(names)s.%(ends)s"),
         why=ngettext_lazy(
-            "%(count)d queue stands still%(places)s.", "%(count)d queues stand still%(places)s.", "count"
+            "%(count)d queue stands still: %(places)s.", "%(count)d queues stand still: %(places)s.", "count"
         ),
         fix="Start manage.py rmq_consume",
         page=ActingPage.CONSUMERS,
@@ -381,7 +381,6 @@ class Code(Enum):
             "%(count)d queues have no consumer.%(waiting)s Nobody reads %(names)s.",
             "count",
         ),
-        why=ALL_VANISHED.why,
         fix="Start manage.py rmq_consume",
     )
     STUCK = _error(Area.CONSUMERS)(

@@ -23,8 +23,11 @@ def process_rows(found: Sequence[ProcessRow], *, terminal: bool) -> Table:
     for one in found:
         row = one.process.row
         times = (clock(at, terminal=terminal) for at in (row.started_at, row.beat_at))
-        queues, busy = ",".join(row.queues) or "-", f"{one.process.busy}/{row.threads}"
-        facts = (row.version or "-", row.deploy or "-", queues, busy, row.waiting)
+        queues = ",".join(f"{queue} ({word})" if word else queue for queue, _sign, word in one.queues) or "-"
+        # A dead process is not busy, and nothing waits in it.
+        heard, had = one.process.heard, one.process.busy
+        has = (f"{had}/{row.threads}" if heard else f"had {had}", row.waiting if heard else "-")
+        facts = (row.version or "-", row.deploy or "-", queues, *has)
         rows.append((_name(one.process), _state(one), *facts, *times))
     return rows, ["", *(_STYLES.get(one.kind, "") for one in found)]
 
@@ -42,7 +45,7 @@ def in_flight_rows(found: Sequence[ProcessRow], *, terminal: bool) -> Table:
         names = (message.handler or message.queue or "-", message.key or "-", message.message_id or "-")
         state = _outcome(process, message)
         rows.append((_name(process), *names, message.attempt, clock(message.since, terminal=terminal), state))
-        styles.append("ERROR" if _needs_somebody(process, message) else "")
+        styles.append("ERROR" if _needs_somebody(process, message) else "WARNING" if message.before else "")
     return rows, styles
 
 
@@ -76,6 +79,7 @@ def _message(message: InFlight) -> dict[str, Any]:
         "delivered_again": not message.auto_ack,
         "record": message.record and message.record.pk,
         "also": message.also or None,
+        "begun_before_by": [str(one) for one in message.begun_by],
         "processed_since": message.processed_since,
         "perhaps_twice_by": message.perhaps_twice_by or None,
     }
@@ -117,6 +121,12 @@ def _outcome(one: Process, message: InFlight) -> str:
         return _became(message)
     if not one.heard:
         return "! at the last heartbeat"
+    return _running(message)
+
+
+def _running(message: InFlight) -> str:
     if message.blocks is not None:
         return f"✕ blocks the event loop for {span(timedelta(seconds=message.blocks))}"
-    return f"✕ beyond its deadline of {message.timeout:g} s" if message.timeout and message.late else "running"
+    if message.timeout and message.late:
+        return f"✕ beyond its deadline of {message.timeout:g} s"
+    return f"! {message.before.removesuffix('.')}" if message.before else "running"

@@ -1,7 +1,9 @@
 """The page of consumers: who runs, with which messages in flight, and who has vanished with some."""
 
 import re
-from datetime import timedelta
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -9,15 +11,18 @@ from django.db.models import F
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry.amqp.levels import Level
+from django_rmq_retry import Delivery, handler
+from django_rmq_retry.admin import broker_look
+from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.health.processes import tidy_vanished
-from django_rmq_retry.models import Attempt, ConsumerProcess, ParkedMessage, State
+from django_rmq_retry.management.commands import rmq_status
+from django_rmq_retry.models import Attempt, ConsumerProcess, ParkedMessage, QueueControl, State
 from django_rmq_retry.models.controls import IS_GONE
 from django_rmq_retry.topology import Role
-from django_rmq_retry.wording import minute
+from django_rmq_retry.wording import minute, second
 from tests.admin import made
 from tests.admin.looking import Page
-from tests.commands.running import run
+from tests.commands.running import Exit, run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 CONSUMERS = "/admin/rmq_retry/consumerprocess/"
@@ -151,7 +156,8 @@ def test_a_vanished_process_is_listed_with_its_messages(page: Client) -> None:
     text = shown(page)
 
     assert text.index("z:4711 ✕ vanished") < text.index("a:4711 ! handler hangs")
-    assert f"{GONE} {AGAIN} {UNKNOWN} 1 message was in flight at the last heartbeat · outcome of 1 message unkn" in text
+    assert f"{GONE} {AGAIN} 1 message was in flight at the last heartbeat · outcome of 1 message unknown" in text
+    assert text.count(UNKNOWN) == 1
     # What it has done since its last heartbeat is not known.
     assert re.search(r"PAY-9 Attempt 1 Started 1 min ago", text)
 
@@ -418,11 +424,8 @@ def test_a_process_that_ended_with_a_fault_says_when_and_why(page: Client, secon
     said = f"Ended {timezone.localtime(at):%Y-%m-%d %H:%M:%S} , exit 1: a handler of statements hung"
 
     assert text.index("z:4711 ✕ ended") < text.index("a:4711 ✓ running")
-    again = (
-        "These messages were in flight as it ended. One whose outcome is unknown was handled meanwhile, is in its "
-        "queue again, or another consumer has it."
-    )
-    assert f"{said} {again}" in text
+    assert f"{said} These messages were in flight as it ended." in text
+    assert "One whose outcome is unknown was handled meanwhile, is in its queue again, or another consumer has" in text
     assert GONE not in text
     assert said in shown(page)
     assert "z:4711 ↻ replaced" in shown(page)
@@ -734,7 +737,7 @@ def test_messages_of_a_queue_with_ack_auto_are_not_delivered_again(page: Client)
     made.consumer(seconds=60, in_flight=[made.in_flight(), lost])
     text = shown(page)
 
-    assert f'{AGAIN} {UNKNOWN} Those of rates are in no queue again, because ack="auto" has removed them.' in text
+    assert f'{AGAIN} Those of rates are in no queue again, because ack="auto" has removed them.' in text
     assert re.search(r'rate Key or id EUR Attempt 1 Started \d \w+ ago ✕ ack="auto"', text)
     assert text.count('✕ ack="auto"') == 1
     assert re.search(r'ack="auto" Since then \N{EN DASH}', text)
@@ -789,3 +792,134 @@ def test_the_part_of_the_page_updates_alone(page: Client) -> None:
 
     assert f'data-rmq-live="{CONSUMERS}" data-rmq-every="5"' in whole
     assert ("worker-3:4711" in part, "<html" in part) == (True, False)
+
+
+def test_a_paused_queue_is_told_above_the_processes_and_beside_its_name(page: Client) -> None:
+    """Consumers that had nothing to do read as if all were read: the queue was paused until 03:40."""
+    until = timezone.now() + timedelta(hours=1)
+    pause = {"paused": True, "by": "anna", "reason": "the bank is closed", "since": timezone.now(), "until": until}
+    QueueControl.objects.create(queue="bank.3", **pause)
+    made.consumer(queues=[f"bank.{number}" for number in range(5)])
+    made.consumer(host="z", seconds=60, queues=["bank.3"])
+    text, told = shown(page), run("rmq_status", "--consumers")
+
+    said = r"! Queue 'bank\.3' has been paused for \d+ s by anna: the bank is closed\. Its messages wait\. It resumes"
+    assert re.search(rf"{said} automatically at {minute(until)}\. ", text)
+    assert "Queues bank.3 ‖ paused , bank.0 , bank.1 2 more" in text
+    assert text.count("‖ paused") == 1
+    assert re.search(rf"^{said} automatically at ", told.out, re.MULTILINE)
+    assert [row[4] for row in told.rows[1:3]] == ["bank.3", "bank.3 (paused),bank.0,bank.1,bank.2,bank.4"]
+
+
+@pytest.mark.parametrize(("beat", "gone"), [(2.0, True), (-1.0, False)])
+def test_a_process_is_not_called_running_once_the_broker_has_lost_it(
+    page: Client, monkeypatch: pytest.MonkeyPatch, beat: float, gone: bool
+) -> None:
+    """Two seconds after all had been killed, Live status said that none runs, and Consumers that each does."""
+    made.consumer(seconds=beat, in_flight=[made.in_flight(seconds=5)])
+    made.consumer(host="a", queues=["mails"])
+    pay, mails = (Level(queue=name, role=Role.WORK, ready=38, consumers=0) for name in ("payments.main", "mails"))
+    made.broker_seen(monkeypatch, pay, replace(mails, consumers=1))
+    text = shown(page)
+    monkeypatch.setattr(rmq_status, "gauged", lambda *_args: Gauged(levels=(pay,), api_set=False))
+    monkeypatch.setattr(rmq_status, "open_declarer", lambda **_options: nullcontext())
+    told, [item, _other] = run("rmq_status", "--consumers"), run("rmq_status", "--consumers", "--json").data["items"]
+
+    assert ("worker-3:4711 ! gone or cut off" in text, "worker-3:4711 ✓ running" in text) == (gone, not gone)
+    assert ("✕ Queue 'payments.main' has no consumer. 38 messages wait. New ones wait, too. manage.py" in text) is gone
+    assert ("! 1 message was in a handler when its consumer was heard of last, and may be" in text) is gone
+    assert ("1 was busy Waiting \N{EN DASH}" in text, "Busy threads 1/4 Waiting 0" in text) == (gone, not gone)
+    assert ("1 message was in flight at the last heartbeat" in text) is gone
+    # The command looks at the broker after it has read the heartbeats.
+    assert (told.rows[1][1], item["state"]) == ("! gone or cut off", "cut off")
+    assert told.rows[1][5:7] == ["had 1", "-"]
+    assert told.out.startswith("✕ Queue 'payments.main' has no consumer. 38 messages wait.")
+    assert "1 process is alive · 1 gone or cut off" in told.out
+
+
+def test_a_broker_that_does_not_answer_says_nothing_of_the_processes(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = timezone.now() - timedelta(seconds=1)
+    level = Level(queue="payments.main", role=Role.WORK, ready=38, consumers=0)
+    last = broker_look.Look(at=before, gauged=Gauged(levels=(level,), api_set=True))
+    made.broker_seen(monkeypatch, away="refused", last=last)
+    made.consumer(seconds=2)
+
+    assert "worker-3:4711 ✓ running" in shown(page)
+
+
+def test_what_a_lost_process_had_begun_is_marked_where_it_is_handled_again(page: Client) -> None:
+    """A finding told of it, and the rows read like first deliveries."""
+
+    @handler("postings", once=True, name="posting")
+    def posting(payment: Delivery) -> None:
+        """Nothing."""
+
+    ended = timezone.now() - timedelta(seconds=50)
+    begun = made.in_flight(seconds=90)
+    made.consumer(seconds=60, ended_at=ended, fault=IS_GONE, stopping=True, in_flight=[begun], queues=["payments.main"])
+    first = {"message_id": "9f3c-8", "key": "PAY-2"}
+    others = [
+        made.in_flight(seconds=5, again=True),
+        made.in_flight(seconds=5, again=True, message_id="9f3c-9", key="PAY-3"),
+        made.in_flight(seconds=5, **first),
+        made.in_flight(seconds=5, again=True, message_id="9f3c-6", key="PAY-4", handler="posting"),
+    ]
+    made.consumer(pid=12, started_at=timezone.now() - timedelta(seconds=40), in_flight=others)
+    text, told = shown(page), run("rmq_status", "--consumers")
+    data = run("rmq_status", "--consumers", "--json").data["items"]
+    at = second(datetime.fromisoformat(begun["since"]))
+
+    assert re.search(rf"PAY-1 Attempt 1 In flight for \d+ s ! worker-3:4711 had begun it at {at}\. ", text)
+    assert re.search(r"PAY-3 Attempt 1 In flight for \d+ s ! A lost consumer may have begun it\. ", text)
+    assert text.count("begun it") == 2
+    assert "! 1 message is being handled again: PAY-1. 1 message in a handler may have been begun by a" in text
+    states = {row[2]: row[-1] for row in told.rows if "worker-3:12" in row and len(row) == 7}
+    assert states["PAY-1"].startswith("! worker-3:4711 had begun it at ")
+    assert (states["PAY-2"], states["PAY-3"]) == ("running", "! A lost consumer may have begun it")
+    assert [one["begun_before_by"] for one in data[0]["in_flight"]] == [["worker-3:4711"], [], [], []]
+
+
+def test_a_dead_process_whose_messages_were_processed_long_ago_stays_folded_as_others_die(page: Client) -> None:
+    """It was grey while others read its queues, and red again, with nothing to do, as these were killed."""
+    record = made.message(message_id="9f3c-7", queue="payments.main", state=State.PROCESSED)
+    ParkedMessage.objects.filter(pk=record.pk).update(succeeded_at=timezone.now() - timedelta(minutes=14))
+    made.consumer(host="old", seconds=900, in_flight=[made.in_flight(seconds=930)])
+    made.consumer(host="new", seconds=60, in_flight=[made.in_flight(message_id="9f3c-1")])
+    text, told = shown(page), run("rmq_status", "--consumers")
+
+    assert "1 that ended or vanished is over · old:4711, last heartbeat 15 min ago · 1 message processed since" in text
+    assert ("new:4711 ✕ vanished" in text, text.count(GONE)) == (True, 1)
+    assert [row[0] for row in told.rows if row[1:2] == ["✕ vanished"]] == ["new:4711"]
+    assert told.err == "1 that ended or vanished is over: --all shows it.\n"
+
+
+def test_the_reason_and_the_advice_are_said_once_for_several_that_vanished(page: Client) -> None:
+    """The same two paragraphs stood under each of them."""
+    for host in ("a", "b"):
+        made.consumer(host=host, seconds=60, in_flight=[made.in_flight(message_id=host)])
+    text = shown(page)
+
+    each = "a:4711, b:4711: each was killed, hangs, or does not reach the database. If one hangs, end it before it goes"
+    assert (text.count(each), text.count(GONE), text.count(UNKNOWN)) == (1, 0, 1)
+    assert text.index(each) < text.index("a:4711 ✕ vanished")
+    assert text.count("1 was busy") == 2
+
+
+def test_without_any_process_it_is_told_what_waits(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "No consumer is running" stood there, and not that 38 payments wait."""
+    levels = [Level(queue=name, role=Role.WORK, ready=ready, consumers=0) for name, ready in (("mail", 0), ("pay", 38))]
+    made.broker_seen(monkeypatch, *levels)
+    several = shown(page)
+    made.broker_seen(monkeypatch, levels[1])
+    one = shown(page)
+    monkeypatch.setattr(rmq_status, "gauged", lambda *_args: Gauged(levels=tuple(levels), api_set=False))
+    monkeypatch.setattr(rmq_status, "open_declarer", lambda **_options: nullcontext())
+    told = run("rmq_status", "--consumers")
+
+    said = "✕ No consumer is running. 38 messages wait. 2 queues stand still: pay 38, mail 0."
+    assert f"{said} manage.py rmq_consume" in several
+    assert "✕ Queue 'pay' has no consumer. 38 messages wait. New ones wait, too. manage.py rmq_consume" in one
+    assert "none writes heartbeats" not in several + one
+    assert (told.lines, told.err, told.code) == ([[said], ["manage.py rmq_consume"]], "", Exit.NOTHING)

@@ -188,7 +188,7 @@ def test_the_status_is_not_green_after_all_consumers_were_killed(page: Client, m
 
     assert "1 thing needs you" in text
     assert re.search(r"✕ No consumer is alive\. Last heartbeat 1 min ago: vm:18496, vm:18494\.", text)
-    assert "2 queues stand still." in text
+    assert "2 queues stand still: " in text
     assert "No problems found." not in text
     assert "✓ OK" not in text
 

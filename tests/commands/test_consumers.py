@@ -1,13 +1,14 @@
 """``rmq_status --consumers``: exit codes, refusals, and a database that is away or has no tables."""
 
+from contextlib import nullcontext
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 from django.test import override_settings
 from django.utils import timezone
 
-from django_rmq_retry.amqp.levels import Level
+from django_rmq_retry.amqp.levels import Gauged, Level
+from django_rmq_retry.management.commands import rmq_status
 from django_rmq_retry.models import State
 from django_rmq_retry.topology import Role
 from tests.admin.made import consumer, in_flight, message
@@ -78,8 +79,9 @@ def test_the_command_begins_with_what_is_wrong_as_the_page_does_and_only_counts_
         consumer(pid=100 + number, queues=["other"], started_at=gone.beat_at + timedelta(seconds=9))
     told, every = run("rmq_status", "--consumers"), run("rmq_status", "--consumers", "--all")
 
-    assert told.out.startswith("! 1 of 13 consumers without a heartbeat for 30 s: worker-3:77 (")
-    assert told.lines[1] == ["12 processes are alive · 13 ended or vanished"]
+    assert told.out.startswith("! 1 message was in a handler when its consumer was heard of last, and may be handled a")
+    assert told.lines[1][0].startswith("! 1 of 13 consumers without a heartbeat for 30 s: worker-3:77 (")
+    assert told.lines[2] == ["12 processes are alive · 13 ended or vanished"]
     assert [row[0] for row in told.rows[1:14]] == [
         "worker-3:77",
         "worker-3:99",
@@ -153,8 +155,8 @@ def test_a_command_without_a_living_consumer_says_what_stands_still_as_the_page_
 ) -> None:
     """ "2 of 2 consumers have ended" stood there, and on the page that none is alive and 45 messages wait."""
     level = Level(queue="payments.main", role=Role.WORK, ready=45, consumers=0)
-    health = SimpleNamespace(gauged=SimpleNamespace(levels=(level,)), judged=(), problems=(), survey=None)
-    monkeypatch.setattr("django_rmq_retry.management.commands.rmq_status.look", lambda *_args, **_options: health)
+    monkeypatch.setattr(rmq_status, "gauged", lambda *_args: Gauged(levels=(level,), api_set=False))
+    monkeypatch.setattr(rmq_status, "open_declarer", lambda **_options: nullcontext())
     ended = timezone.now() - timedelta(seconds=20)
     consumer(seconds=25, ended_at=ended, fault="exit 3", stopping=True)
     told = run("rmq_status", "--consumers")

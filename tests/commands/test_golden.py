@@ -15,7 +15,7 @@ from django.utils import timezone, translation
 
 from django_rmq_retry import management
 from django_rmq_retry.management import parked_approvals
-from django_rmq_retry.models import Action, RequeueRun, RunState, audit
+from django_rmq_retry.models import Action, ConsumerProcess, QueueControl, RequeueRun, RunState, audit
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.policies import Circuit
@@ -215,6 +215,8 @@ def test_output_is_the_golden_english_one_in_any_project_language(name: str, way
 
 @pytest.mark.usefixtures("records")
 def test_the_page_on_consumers_shows_what_the_command_prints() -> None:
+    QueueControl.objects.all().delete()
+    ConsumerProcess.objects.filter(deploy="").update(deploy="2026.11")
     told = re.sub(r"\\e\[[\d;]*m", "", on_terminal("rmq_status", "--consumers")).removesuffix("[exit 0]\n")
 
     assert f"$ manage.py rmq_status --consumers\n{told}```" in page("consumers.md").read_text()

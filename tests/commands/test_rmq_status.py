@@ -215,7 +215,7 @@ def test_a_status_begins_with_what_needs_somebody_and_folds_the_queues_that_are_
         "consumers",
         "error",
         "No consumer is alive. Last heartbeat 1 min ago: vm:18496, vm:18494.",
-        "1 queue stands still.",
+        "1 queue stands still: payments.charge.",
         "Start manage.py rmq_consume",
     ]
     assert [line[0] for line in table(ran)[1:3]] == ["payments.charge", "payments.charge.retry.30s"]

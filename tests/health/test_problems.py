@@ -1294,7 +1294,7 @@ def test_that_all_consumers_are_dead_is_one_error_even_if_all_queues_are_empty()
     assert gone.code is Code.ALL_VANISHED
     assert gone.severity is Severity.ERROR
     assert gone.text == "No consumer is alive. Last heartbeat 1 min ago: web:1, web:2."
-    assert gone.why == "2 queues stand still."
+    assert gone.why == "2 queues stand still: q, r."
 
 
 def test_where_nobody_is_alive_only_those_that_died_lately_are_named() -> None:
@@ -1329,7 +1329,7 @@ def test_dead_consumers_are_one_card_with_their_queues_and_before_what_follows_f
 
     assert [gone.code, parked.code, breaker.code] == [Code.ALL_VANISHED, Code.PARKED_MANY, Code.BREAKER_OPEN]
     assert gone.text == "No consumer is alive. 8 messages wait. Last heartbeat 1 min ago: web:1."
-    assert gone.why == "3 queues stand still: a b 6, card 2."
+    assert gone.why == "3 queues stand still: a b 6, card 2, mail 0."
 
 
 def test_what_waits_without_a_consumer_is_counted_before_anything_is_named() -> None:
@@ -1341,8 +1341,8 @@ def test_what_waits_without_a_consumer_is_counted_before_anything_is_named() -> 
     [several] = needs(surveyed(processes=rows), [level("kyc", ready=1), *levels, level("a"), level("b")])
 
     assert (one.text, one.why) == ("Queue 'pay' has no consumer. 1,204 messages wait.", "New ones wait, too.")
-    assert several.text == "4 queues have no consumer. 1,205 messages wait. Nobody reads pay, kyc, a, b."
-    assert several.why == "4 queues stand still: pay 1,204, kyc 1."
+    assert several.text == "4 queues have no consumer. 1,205 messages wait. Nobody reads pay 1,204, kyc 1, a 0, b 0."
+    assert several.why == "New ones wait, too."
 
 
 def test_what_follows_from_dead_consumers_is_folded_under_them_and_no_alert_of_its_own() -> None:
@@ -1366,8 +1366,8 @@ def test_queues_that_only_the_vanished_process_read_are_one_finding_with_it_fold
     health = Health(survey=some, gauged=Gauged(levels=levels, api_set=True))
     cause, *rest = health.needs
 
-    assert cause.text == "2 queues have no consumer. 6 messages wait. Nobody reads q, r."
-    assert cause.why == "2 queues stand still: q 6."
+    assert cause.text == "2 queues have no consumer. 6 messages wait. Nobody reads q 6, r 0."
+    assert cause.why == "New ones wait, too."
     assert codes(rest) == codes(health.following) == ["RETRIES_OVERDUE", "VANISHED", "HELD"]
     missed = surveyed(processes=(process(1, 64, queues=["mail"]), process(2, queues=["mail"])))
     assert codes(Health(survey=missed, gauged=health.gauged).following) == ["HELD"]

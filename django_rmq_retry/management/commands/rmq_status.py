@@ -9,15 +9,18 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import compress
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandParser
 
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_connections import renew_connections
+from django_rmq_retry.declared import gauged
+from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.exit_codes import Exit
 from django_rmq_retry.health.look import look
 from django_rmq_retry.health.problems import Limits, blind
-from django_rmq_retry.health.process_list import ProcessList, ProcessRow
+from django_rmq_retry.health.process_list import ProcessList, ProcessRow, Seen
 from django_rmq_retry.health.processes import MOST_LISTED_PROCESSES, Process, processes
 from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.management import consumer_status, findings
@@ -127,7 +130,8 @@ class Command(RmqCommand):
     def _consumers(self, options: Options) -> Exit:
         found = self._found(options)
         if options["json"]:
-            self.document("consumers/1", items=[consumer_status.as_data(one) for one in found])
+            rows = ProcessList.of(found, lambda: self._seen(options)).rows
+            self.document("consumers/1", items=[consumer_status.as_data(one.process) for one in rows])
         else:
             self._show_consumers(found, options)
         return Exit.DONE if found else Exit.NOTHING
@@ -183,7 +187,8 @@ class Command(RmqCommand):
     def _show_consumers(self, known: Sequence[Process], options: Options) -> None:
         """Show what is wrong, then the processes and messages with problems first, at most ``--limit`` of each."""
         terminal, limit = self.stdout.isatty(), options["limit"]
-        found = self._found_rows(known, options) if known else []
+        listed = ProcessList.of(known, lambda: self._seen(options))
+        found = self._found_rows(listed, options)
         if found:
             self.table(*consumer_status.process_rows(found[:limit], terminal=terminal))
         rows, styles = consumer_status.in_flight_rows(found, terminal=terminal)
@@ -202,17 +207,24 @@ class Command(RmqCommand):
             self.say(f"{unlisted} more in flight are not listed: a heartbeat has the oldest of its process.")
         if not settings().records:
             self.say("Consumers write no heartbeat while the setting RECORDS is False.")
-        elif not known:
+        elif not (known or listed.none_runs):
             self.say("No consumer is running: none writes heartbeats. Start one: manage.py rmq_consume")
 
-    def _found_rows(self, known: Sequence[Process], options: Options) -> Sequence[ProcessRow]:
+    def _seen(self, options: Options) -> Seen:
+        """Ask the broker which queues nobody reads; if it does not answer, the heartbeats tell all that is known."""
+        try:
+            with open_declarer(timeout=options["timeout"]) as declarer:
+                return Seen(levels=gauged(declarer, ()).levels)
+        except (RmqRetryError, OSError, ImproperlyConfigured):
+            return Seen(current=False)
+
+    def _found_rows(self, listed: ProcessList, options: Options) -> Sequence[ProcessRow]:
         """Say what is wrong, and how many there are; return those that are shown, and those that are over if wanted."""
-        # Only then the broker is asked: if none is alive, or some die again and again.
-        listed = ProcessList.of(known, lambda: self._look(options).health.gauged.levels)
         for problem in (*listed.problems, *(loop.problem for loop in listed.loops)):
             sign = "✕" if problem.severity is Severity.ERROR else "!"
             self.line(f"{sign} {problem.text} {problem.why}", problem.severity.name)
-        self.line("manage.py rmq_consume" if listed.to_be_started else listed.summary)
+        if line := "manage.py rmq_consume" if listed.none_runs else listed.summary:
+            self.line(line)
         # What is said of a crash loop is its head: its dead stand below those that live.
         tables = sorted(listed.tables, key=lambda table: (table.over, table.loop is not None))
         return [row for table in tables if options["all"] or not table.over for row in table.rows]
