@@ -7,7 +7,8 @@ anywhere.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from types import MappingProxyType
+from typing import Any
 
 from django.db.models import Count, Exists, F, Max, OuterRef, Q, QuerySet, Subquery
 from django.utils.translation import gettext as _
@@ -43,6 +44,8 @@ MOST_STOPPED_ON_OPEN_PAGES = 5
 """The same for pages that ask again every few seconds."""
 SKIPPED_AT_ONCE = 2000
 """Items that a stopped run skips in one transaction."""
+Left = Mapping[int, int | None]
+"""Messages that a stopped run has not sent, each with its error group."""
 
 
 def pending(run_id: int) -> QuerySet[RequeueItem]:
@@ -112,8 +115,10 @@ class LeftBehind:
     by: str = ""
     """Empty if the audit log no longer has the stop."""
     reason: str = ""
-    by_group: Mapping[int, int] = field(default_factory=dict)
-    """The same number by error group, where it was asked for."""
+    also: int = 0
+    """Those of them that a later stopped run has not sent either, which is named before it."""
+    by_group: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Both numbers by error group."""
 
     @property
     def sentence(self) -> str:
@@ -141,28 +146,40 @@ class LeftBehind:
             text = _("Requeue run %(number)s was stopped%(by)s, and many were not sent.")
         by = " " + _("by %(name)s") % {"name": self.by} if self.by else ""
         why = f" ({self.reason.removesuffix('.')})" if self.reason else ""
-        return text % {"number": self.run.pk, "by": f"{by}{why}", "counter": number(self.count)}
+        also = ngettext(
+            "%(counter)s of them is among those of a later one.",
+            "%(counter)s of them are among those of a later one.",
+            self.also,
+        )
+        told = text % {"number": self.run.pk, "by": f"{by}{why}", "counter": number(self.count)}
+        return f"{told} {also % {'counter': number(self.also)}}" if self.also else told
 
     def of_group(self, group: int) -> "LeftBehind":
-        return replace(self, count=self.by_group[group])
+        count, also = self.by_group[group]
+        return replace(self, count=count, also=also)
 
 
-def unsent_of_stopped(run: RequeueRun, *, among: QuerySet[ParkedMessage] | None = None) -> int:
-    """Return how many messages a stopped run has not sent that are still parked; above a limit, one more than it.
+def unsent_of_stopped(run: RequeueRun) -> int:
+    """Return how many messages a stopped run has not sent that are still parked; above a limit, one more than it."""
+    found = _left_of(run, ParkedMessage.objects.using(records_alias()).filter(state=State.PARKED))
+    return MOST_UNSENT_COUNTED + 1 if found is None else len(found)
+
+
+def _left_of(run: RequeueRun, parked: QuerySet[ParkedMessage]) -> Left | None:
+    """Return which of these parked messages a stopped run has not sent, with their error groups; None if very many.
 
     Those that another run is to send, or has sent since, do not count. Up to the limit they are read by their numbers:
     a join of both tables reads each pair of rows if the database has no statistics yet, as it has not a few minutes
     after thousands were parked.
     """
     if run.state != RunState.STOPPED or run.retries_of or not run.skipped:
-        return 0
+        return {}
     numbers = _unsent(run)
-    rows = ParkedMessage.objects.using(records_alias()) if among is None else among.order_by()
-    parked = rows.filter(state=State.PARKED)
-    if len(numbers) > MOST_UNSENT_COUNTED and (among is None or parked.exists()):
+    if len(numbers) > MOST_UNSENT_COUNTED:
         # Some of the first ones may have been resolved since, which says nothing of those behind them.
-        return 0 if _rest_is_taken(run, parked, numbers) else len(numbers)
-    return sum(some.count() for some in with_one_of(parked, "pk", _untaken(run, numbers)))
+        return {} if _rest_is_taken(run, parked, numbers) or not parked.exists() else None
+    found = with_one_of(parked.order_by(), "pk", _untaken(run, numbers))
+    return {pk: group for some in found for pk, group in some.values_list("pk", "group")}
 
 
 def _untaken(run: RequeueRun, numbers: Collection[int]) -> list[int]:
@@ -196,7 +213,8 @@ def left_behind(rows: QuerySet[ParkedMessage], groups: Collection[int]) -> list[
     """
     stopped = _lately_stopped(MOST_STOPPED)
     mine = [run for run in stopped if any(cause in groups for cause, _count in run.causes)]
-    return _explained({run: count for run in mine if (count := unsent_of_stopped(run, among=rows))})
+    parked = rows.filter(state=State.PARKED)
+    return _explained({run: _left_of(run, parked) for run in mine})
 
 
 def left_behind_lately(groups: Collection[int] | None = None) -> list[LeftBehind]:
@@ -213,42 +231,43 @@ def left_behind_lately(groups: Collection[int] | None = None) -> list[LeftBehind
     found = ErrorGroup.objects.using(records_alias()).filter(pk__in=asked, parked__gt=0)
     oldest = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.PARKED).order_by("parked_at", "pk")
     since = dict(found.annotate(oldest=Subquery(oldest.values("parked_at")[:1])).values_list("pk", "oldest"))
-    counts = {run: counted for run in stopped if (counted := _left_in(run, since))}
-    explained = _explained({run: counted.total() for run, counted in counts.items()})
-    return [replace(one, by_group=counts[one.run]) for one in explained]
-
-
-def _left_in(run: RequeueRun, oldest: Mapping[int, datetime | None]) -> Counter[int]:
-    """Return how many messages a stopped run left parked in each of these groups, which have their oldest message."""
-    mine = {cause for cause, _count in run.causes if (since := oldest.get(cause)) and since <= run.created_at}
-    if not mine:
-        return Counter()
-    numbers = _unsent(run)
-    parked = ParkedMessage.objects.using(records_alias()).filter(state=State.PARKED, group__in=mine).order_by()
-    if len(numbers) > MOST_UNSENT_COUNTED:
-        return Counter() if _rest_is_taken(run, parked, numbers) else Counter(dict.fromkeys(mine, len(numbers)))
-    counted = Counter[int]()
-    for some in with_one_of(parked, "pk", _untaken(run, numbers)):
-        counted.update(dict(some.values_list("group").annotate(count=Count("pk"))))
-    return counted
+    mine = {
+        run: {cause for cause, _count in run.causes if (began := since.get(cause)) and began <= run.created_at}
+        for run in stopped
+    }
+    parked = ParkedMessage.objects.using(records_alias()).filter(state=State.PARKED)
+    left = {run: _left_of(run, parked.filter(group__in=groups)) for run, groups in mine.items() if groups}
+    return _explained(left, mine)
 
 
 def _lately_stopped(most: int) -> QuerySet[RequeueRun]:
     return RequeueRun.objects.using(records_alias()).filter(state=RunState.STOPPED).order_by("-pk")[:most]
 
 
-def _explained(counts: Mapping[RequeueRun, int]) -> list[LeftBehind]:
-    """Return these numbers of messages with who stopped the run, and why; one query."""
-    if not counts:
+def _explained(
+    left: Mapping[RequeueRun, Left | None], groups: Mapping[RequeueRun, Collection[int]] = MappingProxyType({})
+) -> list[LeftBehind]:
+    """Return what these runs have not sent, the newest run first, with who stopped it, and why; one query.
+
+    Of very many each of the ``groups`` of the run has them all.
+    """
+    left = {run: found for run, found in left.items() if found is None or found}
+    if not left:
         return []
-    stops = OperatorAction.objects.using(records_alias()).filter(action=Action.STOP, run__in=[run.pk for run in counts])
+    stops = OperatorAction.objects.using(records_alias()).filter(action=Action.STOP, run__in=[run.pk for run in left])
     by_run = {stop.run: stop for stop in stops.order_by("pk")}
-    return [
-        LeftBehind(run=run, count=count, by=stop.actor_name, reason=stop.reason or run.note)
-        if (stop := by_run.get(run.pk))
-        else LeftBehind(run=run, count=count, reason=run.note)
-        for run, count in counts.items()
-    ]
+    told, seen, many = list[LeftBehind](), set[int](), MOST_UNSENT_COUNTED + 1
+    for run, found in left.items():
+        by, reason = (stop.actor_name, stop.reason) if (stop := by_run.get(run.pk)) else ("", "")
+        facts: dict[str, Any] = {"run": run, "by": by, "reason": reason or run.note}
+        if found is None:
+            told.append(LeftBehind(**facts, count=many, by_group=dict.fromkeys(groups.get(run, ()), (many, 0))))
+            continue
+        every, also = Counter(found.values()), Counter(group for pk, group in found.items() if pk in seen)
+        by_group = {group: (count, also[group]) for group, count in every.items() if group}
+        told.append(LeftBehind(**facts, count=len(found), also=also.total(), by_group=by_group))
+        seen.update(found)
+    return told
 
 
 def counted_elsewhere(run: RequeueRun, *, active: Iterable[RequeueRun], most: int) -> int:

@@ -523,6 +523,28 @@ def test_cards_and_the_live_status_name_a_stopped_run_with_its_reason(page: Clie
     assert f"{said}, 1 of all parked messages not sent. " in after
 
 
+def test_of_two_stopped_runs_over_the_same_messages_the_earlier_one_says_so(page: Client) -> None:
+    """Both were named with their numbers, whose sum was more than what is parked."""
+    cause, other = made.group(title="BankDown"), made.group(title="Once")
+    mine = [made.message(cause).pk for _ in range(3)]
+    first = requeue_run([*mine, made.message(other).pk], reason="x")
+    run_steering.stop_run(first.pk, BOB, reason="some were paid by phone")
+    second = requeue_run(mine[:2], reason="y")
+    run_steering.stop_run(second.pk, BOB, reason="wrong rate")
+    cards, live = (Page(page.get(f"/admin/rmq_retry/{one}/")).text for one in ("errorgroup", "livestatus"))
+    group = Page(page.get(f"/admin/rmq_retry/errorgroup/{cause.pk}/change/")).text
+
+    one = f"Requeue run {first.pk} was stopped by {BOB.name} (some were paid by phone), "
+    two = f"Requeue run {second.pk} was stopped by {BOB.name} (wrong rate), 2 of "
+    also = "2 of them are among those of a later one."
+    assert f"{two}all parked messages not sent. {one}4 of all parked messages not sent. {also}" in live
+    for text in (cards, group):
+        assert f"{two}these not sent." in text
+        assert f"{one}3 of these not sent. {also}" in text
+    assert cards.count(f"{one}1 of these not sent.") == 1
+    assert cards.count(also) == 1
+
+
 def test_while_a_run_has_to_send_them_the_next_step_is_to_open_it(page: Client) -> None:
     """A group whose messages were all in a colleague's paused run had "Requeue one" as its main button."""
     cause = made.group()
