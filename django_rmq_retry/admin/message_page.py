@@ -42,6 +42,7 @@ from django_rmq_retry.attempts.history import (
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.verdicts import returns_told
 from django_rmq_retry.health.begun import begun_of, lost_with
 from django_rmq_retry.markup import MIXED, badge, visible
 from django_rmq_retry.messages.masking import hides, masked
@@ -69,7 +70,7 @@ from django_rmq_retry.parked.edit import changes_in_one_line, editable, kind_not
 from django_rmq_retry.parked.findings import still_permanent
 from django_rmq_retry.parked.items import queue_of, waits_in
 from django_rmq_retry.parked.links import message_links
-from django_rmq_retry.parked.may_have_run import deaths_of, doubt_about, what_may_remain
+from django_rmq_retry.parked.may_have_run import doubt_about, what_may_remain
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outcome_texts import (
     DECIDED_BY,
@@ -235,7 +236,7 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
         ),
         stopped=_stopped(message, history["items"]),
         handled_badge=_handled_badge(message, handled),
-        deaths=deaths_of(message),
+        deaths=returns_told(message.detail),
         twice_in=handled.run,
         check=check_of(message, acts),
         unrecorded=lost,

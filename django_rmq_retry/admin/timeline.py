@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin import labels
 from django_rmq_retry.attempts.history import NO_FAILURE, WITHHELD, handlings
+from django_rmq_retry.handlers.verdicts import returns_told
 from django_rmq_retry.health.begun import Begun
 from django_rmq_retry.health.doubts import finding_of
 from django_rmq_retry.markup import time_span
@@ -36,7 +37,6 @@ from django_rmq_retry.parked import missed_discards
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.edited_keys import key_change_in
 from django_rmq_retry.parked.links import trace_link
-from django_rmq_retry.parked.may_have_run import deaths_of
 from django_rmq_retry.parked.operators import refusal
 from django_rmq_retry.policies.verdict import ACK, DUPLICATE, Kind
 
@@ -250,7 +250,7 @@ def _put_together(same: Sequence[TimelineEvent]) -> Iterator[TimelineEvent]:
 
 def deaths_in_words(message: ParkedMessage) -> str:
     """Return the same as a sentence; empty if it is not known."""
-    count = deaths_of(message)
+    count = returns_told(message.detail)
     if not count:
         return ""
     text = ngettext(

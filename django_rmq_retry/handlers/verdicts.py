@@ -1,5 +1,7 @@
 """The verdicts that do not come from a policy: on messages that are not attempted, or whose verdict is not feasible."""
 
+import re
+
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.deaths import all_rejections, counts_losses_only, returns
@@ -14,6 +16,7 @@ SUSPICIOUS_RETURNS = 3
 """Returns after which a message goes to quarantine; before RabbitMQ 4.3 a worker's orderly stop counts as one too."""
 STOPS_FACTOR = 4
 """Factor on the crash limit where returns include orderly stops and the message cannot be quarantined."""
+_CAME_BACK = "Redelivered {} times after its workers stopped or lost their connection"
 
 
 def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *, movable: bool) -> Verdict | None:
@@ -28,7 +31,7 @@ def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *
         return None
     # The copy in quarantine is counted anew.
     before = min(SUSPICIOUS_RETURNS, limit) if delivery.quarantined else 0
-    detail = f"Redelivered {before + came_back} times after its workers stopped or lost their connection"
+    detail = _CAME_BACK.format(before + came_back)
     if movable and len(delivery.raw) <= ROOM_BYTES:
         if came_back < min(SUSPICIOUS_RETURNS, limit):
             return None
@@ -40,6 +43,12 @@ def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *
     if own is None or came_back < limit + own:
         return None
     return park(Reason.CRASHED, f"{detail}.", counted=False)
+
+
+def returns_told(detail: str) -> int:
+    """Return how often a message came back by the detail of a verdict that says so; 0 for any other."""
+    told = re.match(_CAME_BACK.format(r"(\d+)"), detail)
+    return int(told[1]) if told else 0
 
 
 def was_unacked(delivery: Delivery, subscription: Subscription | None) -> bool:

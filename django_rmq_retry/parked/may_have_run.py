@@ -1,6 +1,5 @@
 """Parked messages whose handler may have done its work: a consumer had them, and did not acknowledge them."""
 
-import re
 from typing import Any
 
 from django.db.models import Case, Count, Exists, OuterRef, Q, QuerySet, Subquery, Sum, TextChoices, When
@@ -9,11 +8,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.verdicts import returns_told
 from django_rmq_retry.messages.reasons import MAY_HAVE_RUN
 from django_rmq_retry.models import ParkedMessage, ParkedOrigin, RequeueItem
 from django_rmq_retry.models.parked import OPEN, State
-
-_REDELIVERED = re.compile(r"Redelivered (\d+) times after its workers")
 
 
 class Doubt(TextChoices):
@@ -102,13 +100,7 @@ def doubt_about(message: ParkedMessage) -> str:
 def attempts_counted(message: ParkedMessage, failed: int) -> str:
     """Return how often it failed; what consumers had besides, and did not say how it ended, are attempts more."""
     unended = message.open and (message.unacked or message.reason in MAY_HAVE_RUN)
-    return f"{failed + (deaths_of(message) or 1)}+" if unended else str(failed)
-
-
-def deaths_of(message: ParkedMessage) -> int:
-    """Return how often at least its workers died with a message that was parked for it; 0 for another one."""
-    came_back = _REDELIVERED.match(message.detail)
-    return int(came_back[1]) if came_back else 0
+    return f"{failed + (returns_told(message.detail) or 1)}+" if unended else str(failed)
 
 
 def handlers_with_once() -> list[str]:

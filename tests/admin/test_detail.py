@@ -257,7 +257,7 @@ def test_the_page_of_a_message_that_killed_its_workers_tells_of_each_of_them(pag
     now = timezone.now()
     group = made.group(title="worker_stopped", reason="worker_stopped")
     facts = {"attempts": 0, "error": "", "error_text": "", "published_at": now - timedelta(minutes=5), "parked_at": now}
-    one = made.message(group, detail="Redelivered 8 times after its workers stopped", **facts)
+    one = made.message(group, detail="Redelivered 8 times after its workers stopped or lost their connection.", **facts)
     times = {"fault": IS_GONE, "ended_at": now - timedelta(seconds=170)}
     for pid, ago, queues in ((7, 180, ["payments.main"]), (8, 180, ["mail"]), (9, 600, ["payments.main"])):
         made.consumer(pid=pid, seconds=ago, queues=queues, **times)
@@ -273,7 +273,12 @@ def test_the_page_of_a_message_that_killed_its_workers_tells_of_each_of_them(pag
 def test_a_message_that_died_with_its_worker_was_tried_at_least_once(page: Client) -> None:
     """Its row said "Attempts 0" of a payment that eight workers had begun."""
     one = made.message(made.group(reason="worker_stopped"), attempts=0, error="", error_text="")
-    other = made.message(one.group, attempts=0, error="", detail="Redelivered 8 times after its workers stopped")
+    other = made.message(
+        one.group,
+        attempts=0,
+        error="",
+        detail="Redelivered 8 times after its workers stopped or lost their connection.",
+    )
     cells = re.findall(r"Attempts</span> ([^<]+)<", page.get(LISTED).content.decode())
 
     assert sorted(cells) == ["1+", "8+"]
