@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec
 
+from django.conf import settings as django_settings
 from django.contrib import admin, messages
 from django.contrib.auth import get_user_model
 from django.core.exceptions import RequestDataTooBig
@@ -20,6 +21,7 @@ from django.utils.html import format_html_join
 from django.utils.log import log_response
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
+from django.utils.translation import get_language, override
 from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
@@ -207,6 +209,22 @@ def _without_a_database(
     return call
 
 
+def _localized(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
+    """Return the view with language and time zone set while it is made, if they are only the project's default too.
+
+    A page asks for them a thousand times, and Django needs twice as long to find out that none is set.
+    """
+
+    @wraps(view)
+    def call(request: HttpRequest, *args: object, **options: object) -> HttpResponseBase:
+        language = get_language()
+        default = language == django_settings.LANGUAGE_CODE
+        with override(language, deactivate=default), timezone.override(timezone.get_current_timezone()):
+            return view(request, *args, **options)
+
+    return call
+
+
 def _guard_first_pages(site: admin.AdminSite) -> None:
     """Let the pages of a site with which an operator starts say that the database is away as our pages do.
 
@@ -265,7 +283,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
         """The pages, each called with parameters that a database accepts, also while there is none."""
         patterns = self.get_urls()
         for pattern in patterns:
-            pattern.callback = _without_a_database(_storable(pattern.callback), ParkedMessage)
+            pattern.callback = _localized(_without_a_database(_storable(pattern.callback), ParkedMessage))
         return patterns
 
     def get_urls(self) -> list[Any]:

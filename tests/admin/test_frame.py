@@ -17,10 +17,11 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.utils import timezone
-from django.utils.translation import override
+from django.utils.translation import deactivate, get_language, override, trans_real
 
 import django_rmq_retry
 from django_rmq_retry.admin import broker_look, groups, timeline
+from django_rmq_retry.admin.status import LiveStatusAdmin
 from django_rmq_retry.markup import NOTHING, count_or_dash, time_span
 from django_rmq_retry.models import (
     Action,
@@ -58,6 +59,31 @@ def test_the_list_of_groups_takes_no_query_for_each_group(page: Client) -> None:
 
     assert response.status_code == 200
     assert len(own_queries(queries)) <= BUDGETS["errorgroup/"], own_queries(queries)
+
+
+@pytest.mark.parametrize("active", ["", "de"])
+def test_a_page_sets_its_language_and_time_zone_and_leaves_them_as_they_were(
+    page: Client, monkeypatch: pytest.MonkeyPatch, active: str
+) -> None:
+    def now_set() -> tuple[bool, bool]:
+        return hasattr(trans_real._active, "value"), hasattr(timezone._active, "value")  # type: ignore[attr-defined]
+
+    inside = []
+
+    def looked(self: Any, request: Any, **_more: Any) -> Any:
+        inside.append((get_language(), timezone.get_current_timezone_name(), now_set()))
+        return self.refused(request, "")
+
+    monkeypatch.setattr(LiveStatusAdmin, "list_page", looked)
+    with override(active or "de", deactivate=True), timezone.override("Asia/Tokyo" if active else None):
+        if not active:
+            deactivate()
+        language, zone, before = get_language(), timezone.get_current_timezone_name(), now_set()
+        page.get("/admin/rmq_retry/livestatus/")
+
+        assert before == (bool(active), bool(active))
+        assert inside == [(language, zone, (True, True))]
+        assert (get_language(), timezone.get_current_timezone_name(), now_set()) == (language, zone, before)
 
 
 def test_the_page_of_a_group_begins_with_its_run_its_age_and_its_growth(page: Client) -> None:
