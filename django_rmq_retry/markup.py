@@ -6,15 +6,18 @@ it is imported: Django loads the tags of every app, also in a project without it
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from html import escape
 from typing import Any
 
+from django.urls import get_resolver, get_script_prefix, get_urlconf, reverse
 from django.utils import timezone
-from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.html import conditional_escape
+from django.utils.safestring import SafeString
+from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import ItemState, RunState, State
@@ -33,6 +36,33 @@ _PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "␡"}
 _KEPT = {"\n", "\t"}
 NOTHING = "\N{EN DASH}"
 """The sign for an unknown value; it never stands for a number."""
+
+
+def html(form: str, *parts: object) -> SafeString:
+    """Return the same as Django's format_html(), in less than half of its time: a list has a thousand of them."""
+    return SafeString(form.format(*map(_escaped, parts)))
+
+
+def html_joined(between: str, parts: Iterable[object]) -> SafeString:
+    """Return the parts with the HTML in between."""
+    return SafeString(between.join(map(_escaped, parts)))
+
+
+def _escaped(part: Any) -> str:
+    return escape(part) if type(part) is str else conditional_escape(part)
+
+
+def address_of(page: str, number: object, current_app: str | None = None) -> str:
+    """Return the address of one of our pages that is about one row, such as `parkedmessage_change`."""
+    known = _address_around(page, current_app, get_script_prefix(), get_language(), get_resolver(get_urlconf()))
+    return str(number).join(known)
+
+
+@lru_cache(maxsize=100)
+def _address_around(page: str, current_app: str | None, *_of_the_request: object) -> tuple[str, str]:
+    """Return an address before its number and behind it: Django takes long to find an address, and lists have many."""
+    before, _number, behind = reverse(f"admin:rmq_retry_{page}", args=(0,), current_app=current_app).rpartition("/0/")
+    return f"{before}/", f"/{behind}"
 
 
 def sparkline(counts: Sequence[int], *, title: str) -> str:
@@ -109,7 +139,7 @@ def name(text: object) -> SafeString:
     """Return a name that stays whole; a long one wraps after a dot, and elsewhere only if a word of it is too long."""
     shown = visible(text)
     if len(shown) <= _LONG_WORD:
-        return format_html('<span class="rmq-name rmq-whole">{}</span>', shown)
+        return html('<span class="rmq-name rmq-whole">{}</span>', shown)
     return _at_dots(shown, shown.split("."))
 
 
@@ -121,8 +151,7 @@ def wrapping(text: object) -> SafeString:
 
 def _at_dots(shown: str, words: Sequence[str]) -> SafeString:
     kind = "rmq-break" if max(map(len, words), default=0) > _LONG_WORD else "rmq-name"
-    parts = format_html_join(mark_safe(".<wbr>"), "{}", zip(_DOT.split(shown)))
-    return format_html('<span class="{}">{}</span>', kind, parts)
+    return html('<span class="{}">{}</span>', kind, html_joined(".<wbr>", _DOT.split(shown)))
 
 
 def time_span(seconds: float | None) -> str:
@@ -173,10 +202,13 @@ def time_short(at: datetime | None) -> SafeString | str:
     return _time(at, f"{local:%H:%M}" if today else f"{local:%m-%d}")
 
 
+_STATES: dict[str, Any] = {str(state): state for kind in (ItemState, RunState, State) for state in kind}
+
+
 def badge(state: str, text: Any = None) -> SafeString:
     """Return the state of a message, of a requeue run or of an item as a sign and a word; colour only repeats them."""
-    value: Any = next((kind(state) for kind in (State, RunState, ItemState) if state in kind.values), state)
-    return format_html(
+    value = _STATES.get(state, state)
+    return html(
         '<span class="rmq-badge rmq-is-{}"><span class="rmq-icon" aria-hidden="true">{}</span> {}</span>',
         str(value).replace("_", "-"),
         ICONS.get(value, ""),
@@ -189,12 +221,15 @@ def state_badge(state: str, doubt: object) -> SafeString:
     return badge(MIXED, State.PROCESSED.label) if doubt and state == State.PROCESSED else badge(state)
 
 
-def visible(value: object) -> str:
-    """Replace control characters by pictures, direction marks and lone surrogates by their numbers."""
+def visible(value: object, most: int = 0) -> str:
+    """Replace control characters by pictures, direction marks and lone surrogates by their numbers.
+
+    A text of more characters than are named is cut.
+    """
     text = str(value)
-    if text.isprintable():
-        return text
-    return "".join(char if char in _KEPT else _shown(char) for char in text)
+    if not text.isprintable():
+        text = "".join(char if char in _KEPT else _shown(char) for char in text)
+    return f"{text[: most - 1]}…" if 0 < most < len(text) else text
 
 
 def _shown(char: str) -> str:
@@ -205,10 +240,6 @@ def _shown(char: str) -> str:
 
 
 def _time(at: datetime, text: str) -> SafeString:
-    whole = at.astimezone(UTC)
-    return format_html(
-        '<time datetime="{}" title="{}">{}</time>',
-        whole.isoformat(timespec="milliseconds"),
-        f"{whole:%Y-%m-%d %H:%M:%S}.{whole.microsecond // 1000:03d} UTC",
-        text,
-    )
+    whole = at.astimezone(UTC).isoformat(timespec="milliseconds")
+    title = f"{whole[:10]} {whole[11:23]} UTC"
+    return html('<time datetime="{}" title="{}">{}</time>', whole, title, text)

@@ -24,7 +24,7 @@ from django_rmq_retry.admin import exports, labels
 from django_rmq_retry.admin.action_facts import facts_in_words
 from django_rmq_retry.admin.labels import column, labelled, short_on_screen
 from django_rmq_retry.admin.message_list import CappedPaginator, chosen_in, counted_as
-from django_rmq_retry.admin.pages import MOST_RECORDS_LINKED, Pages, refusal
+from django_rmq_retry.admin.pages import MOST_RECORDS_LINKED, Listed, Pages, refusal
 from django_rmq_retry.health.doubts import FINDING, NAMES, finding_of
 from django_rmq_retry.markup import NOTHING, count_or_dash, time_exact, visible
 from django_rmq_retry.models import Action, ApprovalRequest, ErrorGroup, OperatorAction, ParkedMessage
@@ -93,7 +93,7 @@ def _by(number: str, label: Any) -> type[ByNumber]:
     return type(f"By_{number}", (ByNumber,), {"title": label, "parameter_name": number})
 
 
-class ActionList(ChangeList):
+class ActionList(Listed):
     """The list of actions; its title names the whole log."""
 
     unknown = ""

@@ -10,19 +10,29 @@ from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import label_for_field
 from django.db.models import Model
-from django.urls import reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.formats import number_format
-from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_lazy
+from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 
 from django_rmq_retry.attempts.history import failures_of
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
-from django_rmq_retry.markup import NOTHING, badge, name, state_badge, time_ago, time_minute, time_short, visible
+from django_rmq_retry.markup import (
+    NOTHING,
+    address_of,
+    badge,
+    html,
+    html_joined,
+    name,
+    state_badge,
+    time_ago,
+    time_minute,
+    time_short,
+    visible,
+)
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ErrorGroup, GatedAct, ItemReason, OperatorAction, ParkedMessage, State
@@ -133,9 +143,9 @@ def left_out_text(value: str) -> str:
 
 def tick(row: Model) -> SafeString:
     """Return the checkbox of a row like the admin's own; its template for each row takes a quarter of the time."""
-    label = format_html(_(TICKED), visible(row))
+    label = html(_(TICKED), visible(row))
     box = '<input type="checkbox" name="{}" value="{}" class="action-select" aria-label="{}">'
-    return format_html(box, ACTION_CHECKBOX_NAME, row.pk, label)
+    return html(box, ACTION_CHECKBOX_NAME, row.pk, label)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,27 +169,28 @@ def status(message: ParkedMessage) -> SafeString:
 @admin.display(description=gettext_lazy("Status"))
 def marks(message: ParkedMessage) -> SafeString:
     """Return what else an operator has to know of a message before it is sent."""
-    known = (
-        (doubt_about(message), doubt_about(message)),
-        (message.unconfirmed, _("may have been delivered")),
-        (message.handled_anyway, _("handled already")),
-        (message.open and (message.restored or message.came_back), _("discarded before")),
-        (message.open and message.parked_cycle > 1, _("failed again")),
-        (failed_in(message), _("failed in %(queue)s") % {"queue": one_short_line(failed_in(message))}),
-        (message.open and message.version > 1, pgettext("message", "edited")),
-        (message.has_siblings, _("published several times")),
+    doubt, there = doubt_about(message), failed_in(message)
+    known: tuple[tuple[object, Any], ...] = (
+        (doubt, doubt),
+        (message.unconfirmed, gettext_lazy("may have been delivered")),
+        (message.handled_anyway, gettext_lazy("handled already")),
+        (message.open and (message.restored or message.came_back), gettext_lazy("discarded before")),
+        (message.open and message.parked_cycle > 1, gettext_lazy("failed again")),
+        (there, there and _("failed in %(queue)s") % {"queue": one_short_line(there)}),
+        (message.open and message.version > 1, pgettext_lazy("message", "edited")),
+        (message.has_siblings, gettext_lazy("published several times")),
     )
     texts = [text for holds, text in known if holds]
     if message.state == State.ON_HOLD and message.held_until:
-        texts.insert(0, format_html("{} {}", _("until"), time_minute(message.held_until)))
+        texts.insert(0, html("{} {}", _("until"), time_minute(message.held_until)))
     decided: Decided | None = vars(message).get("decided")
     if decided:
-        address = reverse("admin:rmq_retry_parkedmessage_change", args=(message.pk,))
         why = cut_line(": ".join(filter(None, (decided.who, decided.why))))
-        link = format_html('<a href="{}#rmq-timeline">{}</a>', address, why)
-        texts.append(format_html("{} {}", time_short(decided.at), link) if decided.at else link)
-    told = format_html_join(" · ", "{}", ((text,) for text in texts))
-    return format_html(' <span class="rmq-quiet rmq-marks">{}</span>', told) if texts else SafeString()
+        link = html('<a href="{}#rmq-timeline">{}</a>', address_of("parkedmessage_change", message.pk), why)
+        texts.append(html("{} {}", time_short(decided.at), link) if decided.at else link)
+    if not texts:
+        return SafeString()
+    return html(' <span class="rmq-quiet rmq-marks">{}</span>', html_joined(" · ", texts))
 
 
 @admin.display(description=gettext_lazy("Business key"))
@@ -196,7 +207,7 @@ def kind(message: ParkedMessage) -> SafeString:
 def failure(message: ParkedMessage) -> SafeString:
     text = f"{message.error}: {message.error_text}" if message.error and message.error_text else message.error
     text = text or reason_text(message.reason)
-    return format_html("{}{}", labelled(_("Error"), cut_line(text)), marks(message))
+    return html("{}{}", labelled(_("Error"), cut_line(text)), marks(message))
 
 
 @admin.display(description=gettext_lazy("Queue"))
@@ -269,18 +280,17 @@ def short_on_screen(text: str) -> SafeString:
     short, whole = one_short_line(text), visible(" ".join(text.split()))
     if short == whole:
         return _kept_words(whole)
-    return format_html('<span class="rmq-screen">{}</span><span class="rmq-paper">{}</span>', short, _kept_words(whole))
+    return html('<span class="rmq-screen">{}</span><span class="rmq-paper">{}</span>', short, _kept_words(whole))
 
 
 def _kept_words(line: str) -> SafeString:
     """Return a line in which words that a browser would break, such as PAY-17, stay whole where there is room."""
     words = (word if word.isalnum() or not word else _kept_word(word) for word in line.split(" "))
-    return format_html_join(" ", "{}", ((word,) for word in words))
+    return html_joined(" ", words)
 
 
 def _kept_word(word: str) -> SafeString:
-    parts = format_html_join(mark_safe("<wbr>"), "{}", zip(_JOINTS.split(word)))
-    return format_html('<span class="rmq-word">{}</span>', parts)
+    return html('<span class="rmq-word">{}</span>', html_joined("<wbr>", _JOINTS.split(word)))
 
 
 def short_key(text: str) -> str:
@@ -289,18 +299,18 @@ def short_key(text: str) -> str:
     if len(whole) <= SHORT_KEY:
         return whole
     front, end = one_short_line(whole[:-KEY_END], LONGEST_KEY - KEY_END), whole[-KEY_END:]
-    return format_html('<span class="rmq-key" title="{}"><span>{}</span>{}</span>', whole, front, end)
+    return html('<span class="rmq-key" title="{}"><span>{}</span>{}</span>', whole, front, end)
 
 
 def cut_line(text: str) -> SafeString:
     """Return a text for a column whose style sheet cuts it where the column ends; its title has all of it."""
     title, line = one_short_line(text, LONGEST_TITLE), one_short_line(text, LONGEST_LINE)
-    return format_html('<span title="{}">{}</span>', title, line)
+    return html('<span title="{}">{}</span>', title, line)
 
 
 def labelled(label: str, value: Any) -> SafeString:
     """Return the value with its column's name, which a narrow screen shows in place of the table's head."""
-    return format_html('<span class="rmq-label" aria-hidden="true">{}</span> {}', label, value)
+    return html('<span class="rmq-label" aria-hidden="true">{}</span> {}', label, value)
 
 
 def column(model: type[Model], *fields: str) -> Any:

@@ -23,7 +23,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.admin import places
 from django_rmq_retry.admin.broker_look import waiting_seen
 from django_rmq_retry.admin.labels import LEFT_OUT, left_out_text, value_text, with_decisions, with_failures
-from django_rmq_retry.admin.pages import Pages, refusal, requires
+from django_rmq_retry.admin.pages import Listed, Pages, refusal, requires
 from django_rmq_retry.markup import visible
 from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.models import ErrorGroup, ParkedMessage, ParkedOrigin, State
@@ -424,7 +424,7 @@ def counted_by_origin(words: dict[str, Any]) -> int | None:
     return int(total or 0)
 
 
-class MessageList(ChangeList):
+class MessageList(Listed):
     """The list, whose filters also form a selection; rows that the project's rules withhold are left out."""
 
     capped = False

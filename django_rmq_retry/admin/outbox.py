@@ -26,7 +26,7 @@ from django_rmq_retry.admin.contents import body_of, heading_of
 from django_rmq_retry.admin.labels import LONGEST_KEY, cut_line, labelled, one_short_line, short_key, tick
 from django_rmq_retry.admin.message_list import CappedPaginator
 from django_rmq_retry.admin.outbox_outlook import Outlook, lack_of
-from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
+from django_rmq_retry.admin.pages import Button, Listed, Pages, migrated, refusal, requires
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.health.senders import TAKEN_WITHIN, Senders, Untaken
 from django_rmq_retry.markup import NOTHING, badge, name, time_ago
@@ -116,7 +116,7 @@ def _found(pk: int) -> OutboxMessage:
     return row
 
 
-class OutboxList(ChangeList):
+class OutboxList(Listed):
     """The list of rows, each with its type, and with its business keys if its body is small."""
 
     framed = False

@@ -7,6 +7,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from django.conf import settings as django_settings
 from django.contrib import admin, messages
+from django.contrib.admin.views.main import ChangeList
 from django.contrib.auth import get_user_model
 from django.core.exceptions import RequestDataTooBig
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, models, router
@@ -17,6 +18,7 @@ from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
+from django.utils.functional import cached_property
 from django.utils.html import format_html_join
 from django.utils.log import log_response
 from django.utils.safestring import SafeString
@@ -31,7 +33,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.database_connections import Unanswered, connect_in_time
 from django_rmq_retry.database_errors import away, locked
 from django_rmq_retry.health.facts import Unmigrated
-from django_rmq_retry.markup import visible
+from django_rmq_retry.markup import address_of, visible
 from django_rmq_retry.models import ParkedMessage, RequeueRun
 from django_rmq_retry.parked import approvals, operators
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
@@ -242,6 +244,14 @@ def _guard_first_pages(site: admin.AdminSite) -> None:
     site.admin_view = partial(admin_view, asked)  # type: ignore[method-assign]  # of this site alone
 
 
+class Listed(ChangeList):
+    """Django's own list; the address of each row takes a fraction of the time."""
+
+    def url_for_result(self, result: models.Model) -> str:
+        known: Pages = self.model_admin  # type: ignore[assignment]  # it is in the list of one of ours
+        return known.address(f"{self.opts.model_name}_change", result.pk)
+
+
 class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the stubs only
     """The base of the admin's pages.
 
@@ -278,6 +288,14 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
     def has_view_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
         return not refusal(request, self.sees)
 
+    @cached_property
+    def empty_value_display(self) -> str:
+        """What Django shows in an empty cell. It asks for each cell, and takes long where the class does not say it."""
+        return str(self.admin_site.empty_value_display)
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return Listed
+
     @property
     def urls(self) -> list[URLPattern]:
         """The pages, each called with parameters that a database accepts, also while there is none."""
@@ -307,9 +325,11 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
         label = _("Open requeue run %(number)s") % {"number": run.pk}
         return [Button(label=label, address=self.address("requeuerun_change", run.pk), kind="main")]
 
-    def address(self, name: str, *args: object) -> str:
+    def address(self, name: str, number: object = None) -> str:
         """Return the address of one of our pages on the same admin site, by a name such as `errorgroup_change`."""
-        return reverse(f"admin:rmq_retry_{name}", args=args, current_app=self.admin_site.name)
+        if number is not None:
+            return address_of(name, number, self.admin_site.name)
+        return reverse(f"admin:rmq_retry_{name}", current_app=self.admin_site.name)
 
     def linked_records(self, numbers: Iterable[object], between: str = " ") -> SafeString:
         """Return the numbers of messages, each with a link to its page."""

@@ -58,6 +58,12 @@ def rmq_chart(counts: Sequence[int], starts: Sequence[datetime], title: str) -> 
 
 
 @register.simple_tag(takes_context=True)
+def rmq_address(context: Context, page: str, number: object) -> str:
+    """Return the address of a page about one row, as Django's own tag does, in a fraction of its time: for loops."""
+    return markup.address_of(page, number, getattr(context.get("request"), "current_app", None))
+
+
+@register.simple_tag(takes_context=True)
 def rmq_nonce(context: Context) -> SafeString:
     """Return the nonce of a strict CSP, from Django's own middleware or django-csp; empty without one."""
     nonce = context.get("csp_nonce")
