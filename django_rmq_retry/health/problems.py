@@ -43,6 +43,7 @@ from django_rmq_retry.health.handled_again import (
 )
 from django_rmq_retry.health.processes import (
     KILLS_AT_ONCE,
+    LIVED,
     LOOP_OVER_AFTER,
     LOOP_OVER_BY,
     MAY_GO_ON_FOR,
@@ -1089,7 +1090,9 @@ def _crash_loop(
     """Return what is told of these loops, of their deaths after the last one that was ``checked``."""
     dead = [row for loop in loops for row in loop.dead]
     began, same = min(row.beat_at for row in dead), set(dead[-1].queues)
-    among = [one for one in beside if one.row.beat_at >= began and set(one.row.queues) == same]
+    # What ends long after them, such as by an operator, was no part of it.
+    ended = max(row.beat_at for row in dead) + max([LIVED, *(row.ran(now) for row in dead if row.started_at > began)])
+    among = [one for one in beside if began <= one.row.beat_at <= ended and set(one.row.queues) == same]
     # One that died among them, and in whose place none was started yet, is no finding of its own.
     dead += [one.row for one in among if one.state is ProcessState.VANISHED]
     rows = sorted(dead, key=lambda row: row.beat_at)

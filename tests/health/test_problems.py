@@ -992,6 +992,18 @@ def test_what_a_signal_ended_before_others_exited_is_no_part_of_their_loop() -> 
     assert (found.count, found.since) == (3, rows[2].beat_at)
 
 
+@pytest.mark.parametrize("heir", [[], [process(8, queues=["a"], started_at=ago(minutes=4.9))]], ids=["yet", "then"])
+def test_one_that_is_killed_after_a_loop_is_never_counted_with_it(heir: list[ConsumerProcess]) -> None:
+    """Eight had died, then nine for the second in which none was started in the place of that one, then eight."""
+    rows = line((30, 8), (7.95, 7.9), (7.85, 7.8), last=7.75)
+    killed = process(7, 300, queues=["a"], started_at=ago(minutes=30))
+    killed.ended_at, killed.fault, killed.stopping = killed.beat_at, "SIGKILL", True
+    reported(rows[2], 9)
+    found = {one.code: one.count for one in in_processes([*rows, killed, *heir], NOW)}
+
+    assert found[Code.CRASH_LOOP_OVER] == 3
+
+
 @pytest.mark.parametrize(("minutes", "found"), [(0, ["CRASH_LOOP"]), (1, ["CRASH_LOOP", "ALL_VANISHED"])])
 def test_nobody_is_told_to_start_what_dies_again_and_again_until_it_is_restarted_no_more(
     minutes: float, found: list[str]
