@@ -2,13 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 
 from django.db import Error
-from django.db.models import Q
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.queue_state import Halt
@@ -40,12 +39,19 @@ def halted(now: datetime | None = None) -> tuple[QueueControl, ...]:
     It ends with a message of the queue that a consumer settles. If no handler reads the queue any more, none will.
     """
     alias = controls_alias()
-    reported = Q(halted_seen_at__gt=(now or database_clock.now(alias)) - STALE_HALT)
-    rows = QueueControl.objects.using(alias).filter(halted_at__isnull=False)
+    rows = QueueControl.objects.using(alias).filter(halted_at__isnull=False).order_by("queue")
+    return halted_among(rows, now or database_clock.now(alias))
+
+
+def halted_among(rows: Iterable[QueueControl], now: datetime) -> tuple[QueueControl, ...]:
+    """Return the same of rows that are known."""
+    read: Collection[str] | None = None
     # With handlers that do not fit, nobody knows which queues they read, so all halts are told.
     with suppress(ConfigurationError):
-        rows = rows.filter(reported | Q(queue__in=[one.queue.name for one in registry.work_queues()]))
-    return tuple(rows.order_by("queue"))
+        read = {one.queue.name for one in registry.work_queues()}
+    return tuple(
+        row for row in rows if row.halted_at and (read is None or row.queue in read or not known_last(row, now))
+    )
 
 
 def known_last(row: QueueControl, now: datetime) -> datetime | None:

@@ -28,9 +28,9 @@ from django.db.models import (
 )
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.breakers.halts import halted
-from django_rmq_retry.breakers.queue_state import QueueState
-from django_rmq_retry.breakers.table import state_of
+from django_rmq_retry.breakers.halts import halted_among
+from django_rmq_retry.breakers.queue_state import Flow, QueueState
+from django_rmq_retry.breakers.table import controls_alias, state_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_connections import Unanswered
 from django_rmq_retry.declared import rows
@@ -329,7 +329,8 @@ def survey(*, page: bool = False) -> Survey:
     if missing - {Declared}:
         raise Unmigrated(alias)
     apart, now = database_clock.ahead(alias), database_clock.now(alias)
-    stopped = tuple(QueueControl.objects.stopped(now).order_by("queue"))
+    controls = list(QueueControl.objects.using(controls_alias()).not_flowing().order_by("queue"))
+    stopped = tuple(one for one in controls if state_of(one).state(now.timestamp()) is not Flow.FLOWING)
     harmful = Q(handled_twice__gt=0) | Q(perhaps_twice__gt=0)
     lately = harmful & Q(finished_at__gt=now - TWICE_REPORTED_FOR)
     known = list(RequeueRun.objects.filter(Q(state__in=ACTIVE) | lately).order_by("pk"))
@@ -382,7 +383,7 @@ def survey(*, page: bool = False) -> Survey:
         blocked=blocked(),
         apart=apart,
         stopped=stopped,
-        halted=halted(now),
+        halted=halted_among(controls, now),
         approvals=approvals(),
         silent=silent,
         anyway=HandledAnyway.of(anyway, marks),

@@ -31,6 +31,10 @@ class QueueControls(models.QuerySet["QueueControl"]):
         paused = Q(paused=True) & (Q(until=None) | Q(until__gt=now))
         return self.filter(paused | Q(opened=True))
 
+    def not_flowing(self) -> "QueueControls":
+        """Return the queues that are stopped or halted, and those whose pause has ended."""
+        return self.filter(Q(paused=True) | Q(opened=True) | Q(halted_at__isnull=False))
+
 
 class QueueControl(models.Model):
     """The pause, breaker and halt of one queue; the row stays after all of them have ended."""

@@ -26,7 +26,7 @@ BUDGETS = {
     "requeuerun/waiting/?queue=payments.main": 2,
     "operatoraction/": 3,
     "operatoraction/?q={key}": 13,
-    "livestatus/": 26,
+    "livestatus/": 25,
     "blockedkey/": 3,
     "outboxmessage/": 4,
     "outboxmessage/{row}/change/": 3,
