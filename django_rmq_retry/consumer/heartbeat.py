@@ -35,7 +35,7 @@ log = logging.getLogger("django_rmq_retry")
 BEAT_SECONDS = 5.0
 """Seconds between two heartbeats of an unchanged process."""
 STATUS_SECONDS = 1.0
-"""Seconds between two looks at the status, whose change is written at once."""
+"""Seconds between two looks at the status, and at what is in handlers: a change is written at once."""
 MOST_IN_FLIGHT = 100
 FAULT_BYTES = 1000
 Status: TypeAlias = tuple[bool, bool, int, Blocking | None]
@@ -70,7 +70,8 @@ class Heartbeat(Recurring):
 
     def turn(self) -> float:
         now = time.monotonic()
-        if now >= self._due or not (self._failures or self._written == self._status(now)):
+        news = not self._failures and (self._written != self._status(now) or self._lacks_one(now))
+        if now >= self._due or news:
             self._due = now + BEAT_SECONDS
             first = self._written is None
             self._try(self._write)
@@ -99,6 +100,15 @@ class Heartbeat(Recurring):
         """Return if it is connected and stopping, how many handlers are beyond their timeout, what blocks its loop."""
         late = sum(now > state.deadline for state in self._consumer.in_flight)
         return self._consumer.online, bool(self._consumer.why), late, _blocking()
+
+    def _lacks_one(self, now: float) -> bool:
+        """True if the row lacks a message that has been in a handler for a second.
+
+        If the process is killed, what it had begun is told by its row: somebody may have been paid.
+        """
+        in_flight = self._consumer.in_flight
+        begun = (state not in self._keys and now - state.began >= STATUS_SECONDS for state in in_flight)
+        return len(in_flight) <= MOST_IN_FLIGHT and any(begun)
 
     def _row(self) -> "QuerySet[ConsumerProcess]":
         return ConsumerProcess.objects.using(router.db_for_write(ConsumerProcess)).filter(name=self._name)

@@ -4,13 +4,15 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pika
@@ -19,8 +21,12 @@ from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 import django_rmq_retry
+from django_rmq_retry.consumer.attempt_state import AttemptState
+from django_rmq_retry.consumer.consumer import Consumer as Running
+from django_rmq_retry.consumer.heartbeat import Heartbeat
 from django_rmq_retry.models import ConsumerProcess
 from tests.breakers.bank import Bank, Consumer
+from tests.handlers.factories import delivery
 from tests.tooling.filled import ALIAS, Own
 from tests.tooling.marks import NIGHTLY_ON_SQLITE
 from tests.tooling.proxy import Proxy
@@ -108,6 +114,27 @@ def test_a_message_in_flight_is_in_the_row_until_its_handler_ends(bank: Bank) ->
         assert consumer.stopped() == 0
 
     assert rows() == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_has_been_in_a_handler_for_a_second_is_in_the_row_before_the_next_heartbeat() -> None:
+    """A consumer that was killed four seconds after it had begun four payments left a row without them."""
+    runs = SimpleNamespace(in_flight=[], why="", online=True, stuck_since=None, lost_since=None, waiting=0, fault="")
+    facts: dict[str, Any] = {"name": "this", "number": 0, "package": "", "threads": 4, "queues": ["payments"]}
+    heartbeat = Heartbeat(cast("Running", runs), **facts)
+
+    def told(**seconds: float) -> list[str]:
+        for name, ago in seconds.items():
+            arrival = delivery(message_id=name)
+            runs.in_flight.append(AttemptState(arrival, arrival, began=time.monotonic() - ago))
+        heartbeat.turn()
+        return [entry["message_id"] for entry in ConsumerProcess.objects.get().in_flight]
+
+    assert told() == []
+    assert told(now=-60) == []
+    assert told(slow=1) == ["slow", "now"]
+    assert told(later=-60) == ["slow", "now"]
+    assert told(**{f"of-many-{number}": 1.0 for number in range(100)}) == ["slow", "now"]
 
 
 def test_a_killed_consumer_leaves_its_row_and_another_one_gets_the_message(bank: Bank) -> None:
