@@ -1069,8 +1069,16 @@ def died_after_check(
 ) -> list[ConsumerProcess]:
     """Return the last ones of crash loops that are told no more, as they were ``checked`` just before these died."""
     told = {row.pk for one in loops for row in one.dead}
-    last = (one.row for one in dead if one.loop is not None and not one.loop.over and one.row is one.loop.dead[-1])
-    return [row for row in last if row.pk not in told and mark_of(row) not in checked]
+    looping = [one for one in dead if one.loop is not None] if checked else []
+    marked = [one.row for one in looping if mark_of(one.row) in checked]
+    last = (one.row for one in looping if one.loop and not one.loop.over and one.row is one.loop.dead[-1])
+    return [row for row in last if row.pk not in told and _died_later(row, marked)]
+
+
+def _died_later(row: ConsumerProcess, marked: Iterable[ConsumerProcess]) -> bool:
+    """Return True if it died after these, of which those of its queues are the last ones that somebody has checked."""
+    times = [one.beat_at for one in marked if set(one.queues) == set(row.queues)]
+    return bool(times) and row.beat_at > max(times)
 
 
 def _at_once(one: CrashLoop, other: CrashLoop) -> bool:

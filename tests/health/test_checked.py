@@ -620,6 +620,23 @@ def test_who_has_killed_consumers_by_hand_says_so_and_only_later_deaths_are_told
     assert (none, [one.count for one in loops()]) == ([], [2])
 
 
+def test_of_two_lines_that_died_at_the_same_time_both_are_checked() -> None:
+    """A minute after the check three of eight "have ended. No others were started in their place", and four ran."""
+    for place in range(2):
+        begun = timezone.now() - timedelta(minutes=3, seconds=place)
+        for number in range(1, 4):
+            died: dict[str, Any] = {"beat_at": begun + timedelta(seconds=20), "ended_at": begun + timedelta(seconds=20)}
+            made.consumer(pid=10 * place + number, number=place + 1, started_at=begun, stopping=True, **died)
+            begun += timedelta(seconds=30)
+        made.consumer(pid=10 * place + 9, number=place + 1, started_at=begun)
+    before = loops()
+    run("rmq_parked", "checked", "CRASH_LOOP", "--run", "payments.main", "--reason", "the poison", "--yes")
+    found = [one.text for one in in_survey(survey(), Limits()) if one.code in (Code.ENDED, Code.VANISHED, *LOOPS)]
+
+    assert [(one.code, one.count) for one in before] == [(Code.CRASH_LOOP, 6)]
+    assert found == []
+
+
 def test_a_link_to_a_crash_loop_leads_to_it_once_it_is_over(page: Client) -> None:
     """A few minutes later it led to Live status, which said that the finding had ended, above that finding."""
     killed_by_hand(minutes=15)
