@@ -130,6 +130,8 @@ class Consumer:
         self.online = False
         self.lost_since: float | None = None
         """The monotonic time at which the connection was lost; None while there is one, and before the first one."""
+        self.closing_since: float | None = None
+        """The monotonic time at which it began to close the connection for good: what it has returns to its queues."""
         self.unread: Callable[[], bool] = lambda: False
         """Returns True until the pauses of the queues were read once: none of them is consumed before."""
         able = lambda: self.online and not self._over  # noqa: E731
@@ -409,6 +411,7 @@ class Consumer:
         if hung := self._hung_handlers.look():
             self._code, self.hung = self._code or Exit.ERROR, True
             self._hung_handlers.settle(hung)
+        self.closing_since = time.monotonic()
         self._source.stop()
         # A slow broker may use what the handlers left of the shutdown timeout: each ack that it takes in is one
         # message that is not redelivered. An I/O thread that has ended sends nothing more.

@@ -121,8 +121,11 @@ class Heartbeat(Recurring):
         status = self._status(passed)
         stuck, lost = self._consumer.stuck_since, self._consumer.lost_since
         in_flight = self._consumer.in_flight
+        closing = self._consumer.closing_since if ended else None
+        # What it had went back to the queues then: another one may have begun it a moment before this is written.
+        at = now if closing is None else database_clock.stored(now.timestamp() - passed + closing)
         columns: dict[str, object] = {
-            "beat_at": now,
+            "beat_at": at,
             "stuck_at": None if stuck is None else database_clock.stored(now.timestamp() - passed + stuck),
             "connected": status[0],
             "lost_at": None if lost is None else database_clock.stored(now.timestamp() - passed + lost),
@@ -137,7 +140,7 @@ class Heartbeat(Recurring):
             "ended_by": "",
         }
         if ended and self._consumer.fault:
-            columns |= {"stopping": True, "ended_at": now, "fault": short(self._consumer.fault, FAULT_BYTES)}
+            columns |= {"stopping": True, "ended_at": at, "fault": short(self._consumer.fault, FAULT_BYTES)}
         if not self._row().update(**columns):
             # The first heartbeat, or the row was deleted while the process did not reach the database.
             started = database_clock.stored(now.timestamp() - passed + self._began)

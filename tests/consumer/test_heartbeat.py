@@ -116,12 +116,37 @@ def test_a_message_in_flight_is_in_the_row_until_its_handler_ends(bank: Bank) ->
     assert rows() == []
 
 
+def running(**known: object) -> Any:
+    """What a heartbeat reads of a consumer."""
+    nothing = {"in_flight": [], "why": "", "online": True, "waiting": 0, "fault": ""}
+    return SimpleNamespace(**{**nothing, **dict.fromkeys(("stuck_since", "lost_since", "closing_since")), **known})
+
+
+def heartbeat_of(runs: Any) -> Heartbeat:
+    facts: dict[str, Any] = {"name": "this", "number": 0, "package": "", "threads": 4, "queues": ["payments"]}
+    return Heartbeat(cast("Running", runs), **facts)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_that_could_not_finish_was_heard_of_last_when_it_gave_its_messages_back() -> None:
+    """Another one had begun a payment again a moment before the last heartbeat: nothing said so, and then twice."""
+    arrival = delivery(message_id="slow")
+    runs = running(in_flight=[AttemptState(arrival, arrival, began=time.monotonic() - 60)])
+    heartbeat = heartbeat_of(runs)
+    heartbeat.turn()
+    runs.closing_since, runs.fault = time.monotonic() - 20, "exit 1: SIGTERM"
+    heartbeat.at_end()
+    ended = ConsumerProcess.objects.get()
+
+    assert timedelta(seconds=20) <= timezone.now() - ended.beat_at < timedelta(minutes=10)
+    assert (ended.told_all, [entry["message_id"] for entry in ended.in_flight]) == (True, ["slow"])
+
+
 @pytest.mark.django_db(transaction=True)
 def test_what_has_been_in_a_handler_for_a_second_is_in_the_row_before_the_next_heartbeat() -> None:
     """A consumer that was killed four seconds after it had begun four payments left a row without them."""
-    runs = SimpleNamespace(in_flight=[], why="", online=True, stuck_since=None, lost_since=None, waiting=0, fault="")
-    facts: dict[str, Any] = {"name": "this", "number": 0, "package": "", "threads": 4, "queues": ["payments"]}
-    heartbeat = Heartbeat(cast("Running", runs), **facts)
+    runs = running()
+    heartbeat = heartbeat_of(runs)
 
     def told(**seconds: float) -> list[str]:
         for name, ago in seconds.items():

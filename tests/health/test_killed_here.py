@@ -88,7 +88,8 @@ def test_one_that_is_heard_of_is_not_looked_at() -> None:
 def test_the_one_that_is_started_in_its_place_notes_it_at_once() -> None:
     """In a crash loop each that had died counted as one that starts, for ten seconds."""
     died = made.consumer(seconds=1, pid=2**22, place=process_place.own_place())
-    runs = SimpleNamespace(in_flight=[], why="", online=True, stuck_since=None, lost_since=None, waiting=0, fault="")
+    nothing = dict.fromkeys(("stuck_since", "lost_since", "closing_since"))
+    runs = SimpleNamespace(in_flight=[], why="", online=True, waiting=0, fault="", **nothing)
     facts: dict[str, Any] = {"name": "next", "number": 0, "package": "", "threads": 1, "queues": died.queues}
     Heartbeat(cast("Consumer", runs), **facts).turn()
     died.refresh_from_db()
