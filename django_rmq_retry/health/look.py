@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from django.db import router
+from django.utils.translation import pgettext
 
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.levels import Gauged
@@ -295,11 +296,13 @@ def _several_missing(found: Sequence[Problem]) -> list[Problem]:
     return [several, *(one for one in found if one not in missing)]
 
 
-def _ready_in(queues: Mapping[str, int]) -> dict[str, object]:
+def _ready_in(queues: Mapping[str, int], paused: Collection[str] = ()) -> dict[str, object]:
     """Return the words for the ready messages of some queues, and all of their names with what each holds, the most
-    first; without numbers if all are empty."""
+    first; without numbers if all are empty. Those that are paused are not read as soon as a consumer runs."""
     total, ordered = sum(queues.values()), sorted(queues.items(), key=lambda one: -one[1])
-    places = listed(f"{queue} {number(count)}" if total else queue for queue, count in ordered)
+    words = {queue: f"{queue} {number(count)}" if total else queue for queue, count in ordered}
+    stopped = f" ({pgettext('queue', 'paused')})"
+    places = listed(f"{word}{stopped if queue in paused else ''}" for queue, word in words.items())
     return {"ready": total, "waiting": waiting_text(total), "places": places}
 
 
@@ -328,6 +331,7 @@ def _none_alive(
         return list(found)
     unread = work if known else idle
     ready = {one.queue: one.ready or 0 for one in unread}
+    paused = [one.subject for one in found if one.code in (Code.PAUSED, Code.PAUSED_LONG)]
     code, since = Code.ALL_UNREAD if any(ready.values()) else Code.ALL_IDLE, None
     values: Mapping[str, object] = {}
     if died:
@@ -337,7 +341,7 @@ def _none_alive(
         code, since = Code.ALL_DISCONNECTED if any(ready.values()) else Code.ALL_DISCONNECTED_IDLE, cut_off.since
         values = cut_off.values
     all_idle = Problem(
-        code=code, count=len(unread), since=since, causes=tuple(ready), values={**values, **_ready_in(ready)}
+        code=code, count=len(unread), since=since, causes=tuple(ready), values={**values, **_ready_in(ready, paused)}
     )
     said = {name for one in idle for name in (one.queue, f"{one.queue}{QUARANTINE}")}
     left = [

@@ -1309,6 +1309,14 @@ def test_that_all_consumers_are_dead_is_one_error_even_if_all_queues_are_empty()
     assert gone.why == "2 queues stand still: q, r."
 
 
+def test_where_nobody_is_alive_a_paused_queue_is_marked() -> None:
+    """Who started consumers, as was asked, waited for the five messages of a queue that somebody had paused."""
+    dead = surveyed(processes=(process(1, 64),), **stopped(paused=True, since=NOW))
+    gone = needs(dead, [level("q", ready=2), level("a b", ready=5)])[0]
+
+    assert (gone.code, gone.why) == (Code.ALL_VANISHED, "2 queues stand still: a b 5 (paused), q 2.")
+
+
 def test_where_nobody_is_alive_only_those_that_died_lately_are_named() -> None:
     old = [process(one, 86_400 * 3, queues=["mail"], started_at=ago(days=9)) for one in (3, 4)]
     [gone] = needs(surveyed(processes=(*old, process(1, 64, queues=["q"]))), [level("q"), level("r")])
