@@ -15,6 +15,7 @@ SAME_START = timedelta(seconds=1)
 """The most by which an attempt may have begun before the time that its process reported."""
 MOST_ATTEMPTS = 2000
 """The latest attempts of such messages that are read."""
+_COLUMNS = ("queue", "handler", "message_id", "started_at", "seconds", "verdict", "redelivered", "host", "pid")
 Attempts = Mapping[tuple[str, str], list[Attempt]]
 """The attempts of messages by their queue and id, the latest first."""
 
@@ -40,14 +41,17 @@ class Later:
         return self.attempt.process
 
 
-def attempts_with(ids: Collection[str]) -> Attempts:
-    """Return the stored attempts of the messages with these ids; one query."""
+def attempts_with(ids: Collection[str], since: datetime) -> Attempts:
+    """Return the stored attempts of the messages with these ids that may have begun since then; one query.
+
+    Most messages failed a few times before a process had them that is lost now: ``later`` asks for none of these.
+    """
     if not ids:
         return {}
     names = AttemptName.objects.filter(folded__in={folded(one) for one in ids}).values("identity")
-    rows = Attempt.objects.filter(identity__in=names, message_id__in=ids).order_by("-started_at", "-pk")
+    rows = Attempt.objects.filter(identity__in=names, message_id__in=ids, started_at__gte=since - SAME_START)
     found: dict[tuple[str, str], list[Attempt]] = {}
-    for row in rows.defer("chain", "logs", "error_text")[:MOST_ATTEMPTS]:
+    for row in rows.order_by("-started_at", "-pk").only(*_COLUMNS)[:MOST_ATTEMPTS]:
         found.setdefault((row.queue, row.message_id), []).append(row)
     return found
 

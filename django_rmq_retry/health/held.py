@@ -130,7 +130,9 @@ def _in_hand(processes: Iterable[ConsumerProcess]) -> list[InHand]:
             if name and begun:
                 found.append((InHand(work_queue(str(entry.get("queue") or "")), name, begun), str(one)))
     first = sorted(found, key=lambda one: one[0].since)[:MOST_BEGUN]
-    attempts = attempts_with({one.message_id for one, _process in first})
+    if not first:
+        return []
+    attempts = attempts_with({one.message_id for one, _process in first}, first[0][0].since)
     return [one for one, process in first if not _ended_by(process, one, attempts)]
 
 

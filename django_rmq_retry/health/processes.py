@@ -5,9 +5,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from itertools import islice
 from statistics import median_high
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import router
 from django.db.models import Q
@@ -74,6 +73,15 @@ class ProcessState(StrEnum):
     """Vanished, and the others read all its queues: it was told to end, or has not been missed for a while."""
 
 
+class Record(NamedTuple):
+    """What a record tells of a message that was in flight: a page and a survey may ask for hundreds."""
+
+    pk: int
+    state: str
+    parked_at: datetime
+    succeeded_at: datetime | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:
     """One message in a handler, as of the last heartbeat of its process."""
@@ -100,7 +108,7 @@ class InFlight:
 
     It was still blocking at the last heartbeat.
     """
-    record: ParkedMessage | None = None
+    record: Record | None = None
     """Its record, if its process is not heard of any more and the message was parked at some time."""
     later: Later | None = None
     """What was made of it since, if its process is not heard of any more."""
@@ -363,8 +371,11 @@ def _with_others(found: list[Process]) -> list[Process]:
     begun: Mapping[tuple[str, str], Sequence[Begun]] = begun_by(lost)
 
     def also(process: Process) -> Process:
-        each = (replace(one, also=has.get(_place_of(one), "")) for one in process.in_flight)
-        return replace(process, in_flight=tuple(each))
+        names = [has.get(_place_of(one), "") for one in process.in_flight]
+        if not any(names):
+            return process
+        each = zip(process.in_flight, names, strict=True)
+        return replace(process, in_flight=tuple(replace(one, also=name) for one, name in each))
 
     def before(one: InFlight) -> InFlight:
         (queue, _id), since = _place_of(one), one.since
@@ -409,17 +420,19 @@ def _place_of(one: InFlight) -> tuple[str, str]:
 
 def _with_later(found: list[Process]) -> list[Process]:
     """Add to each message of a process that is not heard of any more its record, and what was made of it since."""
-    gone = (one for process in found if not process.heard for one in process.in_flight if one.message_id)
-    named = {one.message_id for one in islice(gone, MOST_LOOKED_UP)}
+    beats = ((process.row.beat_at, one) for process in found if not process.heard for one in process.in_flight)
+    gone = [(one.message_id, min(beat, one.since or beat)) for beat, one in beats if one.message_id]
+    named = {message_id for message_id, _began in gone[:MOST_LOOKED_UP]}
     if not named:
         return found
-    records, tried = _records(named), attempts_with(named)
+    began = min(began for message_id, began in gone if message_id in named)
+    records, tried = _records(named), attempts_with(named, began)
 
     def known(process: Process, one: InFlight) -> InFlight:
         record = records.get(_place_of(one))
         own = str(process.row), one.since
         then = later(tried, one.queue, one.message_id, process.row.beat_at, own=own)
-        return replace(one, record=record, later=then)
+        return replace(one, record=record, later=then) if record or then else one
 
     def since(process: Process) -> Process:
         return replace(process, in_flight=tuple(known(process, one) for one in process.in_flight))
@@ -427,11 +440,11 @@ def _with_later(found: list[Process]) -> list[Process]:
     return [process if process.heard else since(process) for process in found]
 
 
-def _records(named: Collection[str]) -> dict[tuple[str, str], ParkedMessage]:
+def _records(named: Collection[str]) -> dict[tuple[str, str], Record]:
     """Return the latest record of each message with one of these ids, by its queue and id."""
     rows = ParkedMessage.objects.filter(message_id__in=named).order_by("parked_at", "pk")
-    facts = ("pk", "queue", "message_id", "state", "parked_at", "succeeded_at")
-    return {(row.queue, row.message_id): row for row in rows.only(*facts)[: MOST_LOOKED_UP * 5]}
+    found = rows.values_list("queue", "message_id", *Record._fields)[: MOST_LOOKED_UP * 5]
+    return {(queue, message_id): Record(*facts) for queue, message_id, *facts in found}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

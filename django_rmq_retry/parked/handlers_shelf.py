@@ -36,9 +36,10 @@ class HandlersShelf:
         rows = ConsumerProcess.objects.using(using).exclude(in_flight=[]).order_by("-beat_at")[:MOST_PROCESSES]
         now = database_clock.reckoned(using)
         known = [(row, entry, keys) for row in rows for entry in row.in_flight if (keys := self._named_by(entry))]
-        gone = {row.pk for row, _entry, _keys in known if row.ended_at is not None or row.silent(now)}
+        gone = {row.pk: row.beat_at for row, _entry, _keys in known if row.ended_at is not None or row.silent(now)}
         once = handlers_with_once()
-        tried = attempts_with({_text(entry, "message_id") for row, entry, _keys in known if row.pk in gone} - {""})
+        ids = {_text(entry, "message_id") for row, entry, _keys in known if row.pk in gone} - {""}
+        tried = attempts_with(ids, min(gone.values(), default=now))
         for row, entry, keys in known:
             then = later(tried, _text(entry, "queue"), _text(entry, "message_id"), row.beat_at)
             safe = then is not None and then.attempt.handler in once
