@@ -544,16 +544,15 @@ def parked(
     Two queries: those without an outcome are mostly none, and Django takes long to make one that also counts them.
     """
     rows, first = ParkedMessage.objects.filter(state=State.PARKED), minute_of(now - RECENT)
-    seen = ErrorGroup.objects.filter(last_seen__gte=first)
-    minutes = ParkedMinute.objects.filter(minute__gte=first, group__in=seen).order_by()
-    still = rows.filter(parked_at__gte=first).order_by().values("pk")[: MOST_RECENT + 1]
-    totals = ErrorGroup.objects.aggregate(
-        oldest=Min(Subquery(rows.order_by("parked_at").values("parked_at")[:1])),
-        new=Max(_Summed(minutes.filter(new=True).values("count"), column="count")),
-        again=Max(_Summed(minutes.filter(new=False).values("count"), column="count")),
-        still=Max(_Counted(still)),
+    # Of all minutes an index has only those of one group: few groups have had messages.
+    minutes = ParkedMinute.objects.filter(minute__gte=first, group__last_seen__gte=first)
+    totals = minutes.aggregate(
+        oldest=_Beside(rows.order_by("parked_at").values("parked_at")[:1]),
+        all=Sum("count", default=0),
+        again=Sum("count", filter=Q(new=False), default=0),
+        still=_Counted(rows.filter(parked_at__gte=first).order_by().values("pk")[: MOST_RECENT + 1]),
     )
-    again, remaining = int(totals["again"] or 0), totals["still"] or 0
+    remaining = totals["still"]
     silent = _silent(now, stopped).order_by("requeued_at")[: MOST_SURVEYED_MESSAGES + 1]
     since = list(silent.values_list("requeued_at", flat=True))
     return (
@@ -561,8 +560,8 @@ def parked(
             count=origins.total,
             handled=origins.handled,
             edited=edited_unsent().total() if origins.total else 0,
-            recent=int(totals["new"] or 0) + again,
-            recent_again=again,
+            recent=totals["all"],
+            recent_again=totals["again"],
             recent_still=remaining if remaining <= MOST_RECENT else None,
             oldest=totals["oldest"],
             groups=groups,
@@ -598,17 +597,16 @@ def overdue_retries(now: datetime) -> tuple[OverdueRetries, ...]:
     )
 
 
-class _Counted(Subquery):
+class _Beside(Subquery):
+    """A value of its own beside sums of other rows, also if there are none: it depends on none of them."""
+
+    contains_aggregate = True
+
+
+class _Counted(_Beside):
     """The number of rows of a query, which may have a limit."""
 
     template = "(SELECT COUNT(*) FROM (%(subquery)s) rmq_counted)"
-    output_field = IntegerField()
-
-
-class _Summed(Subquery):
-    """The sum of a column of such rows."""
-
-    template = "(SELECT SUM(rmq_summed.%(column)s) FROM (%(subquery)s) rmq_summed)"
     output_field = IntegerField()
 
 
