@@ -29,7 +29,7 @@ from django_rmq_retry.health.doubts import FINDING, NAMES, finding_of
 from django_rmq_retry.markup import NOTHING, count_or_dash, time_exact, visible
 from django_rmq_retry.models import Action, ApprovalRequest, ErrorGroup, OperatorAction, ParkedMessage
 from django_rmq_retry.models.audit import MESSAGES
-from django_rmq_retry.parked.audit import WHOLE_LOG, acts_meant, acts_on, messages_named
+from django_rmq_retry.parked.audit import WHOLE_LOG, acts_in, acts_meant, acts_on, messages_named
 from django_rmq_retry.parked.edit import changes_in_one_line, stored_changes
 from django_rmq_retry.parked.edit_many import PathChange
 from django_rmq_retry.parked.key_lists import keys_of, unmatched_when_stored
@@ -59,6 +59,8 @@ class ByNumber(SimpleListFilter):
         if value is None:
             return queryset
         name = str(self.parameter_name)
+        if name == "group":
+            return queryset.filter(acts_in(value))
         return queryset.filter(acts_on([value]) if name == "message" else Q(**{name: value}))
 
 

@@ -1,7 +1,7 @@
 """Error groups: one row for each cause, and its notes."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -37,7 +37,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.parked import early_runs, operators
-from django_rmq_retry.parked.audit import newest_acts
+from django_rmq_retry.parked.audit import acts_in, newest_acts, runs_with
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.early_choice import RetryFilter
 from django_rmq_retry.parked.early_retries import waiting_for
@@ -172,7 +172,7 @@ class ErrorGroupAdmin(Pages):
         # An act on messages of several groups names none of them.
         acts = newest_acts([one.pk for one in seen], CHANGED.keys())
         numbers = {act.number for some in acts.values() for act in some}
-        known = activity(request, Q(group=group.pk) | Q(number__in=numbers))
+        known = _with_runs(request, group, numbers)
         return self.page(
             request,
             "errorgroup/group.html",
@@ -404,6 +404,19 @@ def _example(
             one for one in timeline(example, attempts, acts.get(example.pk, ()), items, ()) if one.kind != "waited"
         ][:MOST_EVENTS],
     }
+
+
+def _with_runs(request: HttpRequest, group: ErrorGroup, numbers: Collection[int]) -> dict[str, Any]:
+    """Return the activity: these actions, those on the group, and its runs, each with how many messages it chose here.
+
+    Of a run that sends all that it chose, and nothing else, its count says so already.
+    """
+    runs = runs_with(group.pk)
+    known = activity(request, acts_in(group.pk, runs) | Q(number__in=numbers))
+    for act, _why in known["activity"]:
+        here = runs.get(act.run, act.count) if act.action == Action.REQUEUE else act.count
+        act.here = here if here != act.count else None
+    return known
 
 
 def _kept_back(request: HttpRequest, attempt: Attempt) -> str:

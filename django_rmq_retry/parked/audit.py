@@ -8,7 +8,8 @@ from operator import and_
 from typing import Any
 
 from django.db import router, transaction
-from django.db.models import Count, F, Max, Q
+from django.db.models import Count, F, Max, Q, Subquery, TextField
+from django.db.models.functions import Cast
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short, short_reason
@@ -23,6 +24,7 @@ from django_rmq_retry.models import (
     OperatorAction,
     ParkedMessage,
     RequeueItem,
+    RequeueRun,
 )
 from django_rmq_retry.models.audit import MESSAGES, both_names
 from django_rmq_retry.models.parked import folded
@@ -42,7 +44,9 @@ ERASED = "rows"
 READ_AT_ONCE = 500
 """Actions on several messages that one statement reads; each may name thousands of messages."""
 MOST_RUNS = 200
-"""The most requeue runs that a search by message includes."""
+"""The most requeue runs that a search by message or error group includes."""
+LATEST_RUNS = 1000
+"""The latest requeue runs that are searched for messages of an error group."""
 MOST_ACTS = 200
 """The latest actions on a few messages that are looked at."""
 MOST_WORDS = 5
@@ -166,6 +170,23 @@ def acts_on(messages: Collection[int], *, runs: Collection[int] | None = None) -
     # Of a run some messages were checked, which the action names.
     of_runs = Q(run__in=runs) & ~Q(action=Action.STOP, run__in=all_sent) & ~Q(action=Action.CHECK)
     return Q(message__in=messages) | of_runs | Q(number__in=list(_on_several(messages)))
+
+
+def runs_with(group: int) -> dict[int, int]:
+    """Return the latest requeue runs for which messages of an error group were chosen, each with how many."""
+    newest = RequeueRun.objects.order_by("-pk")
+    # As a text, because some databases cannot look into a list. Of each pair the group is the first.
+    latest = RequeueRun.objects.filter(pk__gt=Subquery(newest.values(before=F("pk") - LATEST_RUNS)[:1]))
+    told = latest.annotate(told=Cast("causes", TextField())).filter(told__contains=f"[{group}, ")
+    runs = told.order_by("-pk").values_list("pk", "causes")[:MOST_RUNS]
+    return {run: dict(causes)[group] for run, causes in runs}
+
+
+def acts_in(group: int, runs: Collection[int] | None = None) -> Q:
+    """Return the filter for the actions on an error group, and on the requeue runs with some of its messages."""
+    runs = runs_with(group) if runs is None else runs
+    # Of a run some messages were checked, which the action names.
+    return Q(group=group) | (Q(run__in=list(runs)) & ~Q(action=Action.CHECK))
 
 
 def newest_acts(

@@ -93,7 +93,14 @@ def _insert_run(run: RequeueRun, actor: Actor, wanted: RetryFilter) -> RequeueRu
         options["selection"] = {name: run.selection[name] for name in ("filter", "as_of", "count")}
     facts = {"retries_of": run.retries_of, **{name: value for name, value in options.items() if value}}
     log_action(
-        actor, Action.REQUEUE, reason=run.reason, run=run.pk, count=run.total, subject=run.retries_of, facts=facts
+        actor,
+        Action.REQUEUE,
+        reason=run.reason,
+        run=run.pk,
+        count=run.total,
+        subject=run.retries_of,
+        group=wanted.group[0] if len(wanted.group) == 1 else None,
+        facts=facts,
     )
     return run
 

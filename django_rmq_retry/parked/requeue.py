@@ -27,7 +27,7 @@ from django_rmq_retry.parked.selection import EXCEPT, Selection
 from django_rmq_retry.publishing import outbox
 from django_rmq_retry.recurring import thread_name
 
-MOST_CAUSES = 100
+MOST_CAUSES = 1000
 """The most error groups that the record of a run names."""
 TYPED_FROM = 1000
 """Above this the number must be typed, so that an operator does not send a million messages by habit."""

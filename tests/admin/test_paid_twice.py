@@ -35,7 +35,7 @@ from tests.admin.looking import Page, follow, main_of, press
 from tests.admin.pasting import ADMIN, LIST, pasted, previewed, state
 from tests.admin.stopped import blocked, outgoing
 from tests.commands.running import run
-from tests.operators.made import pause_run, requeue_run
+from tests.operators.made import ANN, BOB, pause_run, requeue_run
 from tests.parked.arrivals import by_us, store, the_record
 
 pytestmark = pytest.mark.django_db
@@ -169,6 +169,27 @@ class TestSeveralGroups:
         shown = Page(page.get(f"{ADMIN}requeuerun/{run.pk}/change/"))
         linked = {given.get("href") for tag, given in shown.tags if tag == "a"}
         assert {f"{ADMIN}errorgroup/{one.pk}/change/" for one in causes} <= linked
+
+    def test_each_name_the_runs_that_chose_some_of_their_messages(self, page: Client, causes: list[ErrorGroup]) -> None:
+        """A group said "Last action: Discard", though two runs had sent most of its messages since."""
+        discard(Selection.of_ids([ParkedMessage.objects.get(business_key="A-0").pk]), ANN, category="test")
+        chosen = Selection.of_filter({"group": [one.pk for one in causes], "state": ["parked"]})
+        both = requeue_run(chosen, ANN, reason="the bank is back")
+        first = Page(page.get(f"{ADMIN}errorgroup/{causes[0].pk}/change/")).text
+        one = requeue_run([made.message(causes[1]).pk], BOB)
+        pages = [page.get(f"{ADMIN}errorgroup/{cause.pk}/change/") for cause in causes]
+        told = [[act.run for act, _why in shown.context["activity"]] for shown in pages]
+        audited = [run("rmq_audit", "list", "--group", str(cause.pk), "--json").data["items"] for cause in causes]
+        searched = page.get(f"{ADMIN}operatoraction/?group={causes[1].pk}").context["cl"].result_list
+
+        here = f"Requeue run {both.pk} (2 chosen from this group)"
+        assert f"Last action: Requeue · {here} · ann ·" in first
+        assert first.count(here) == 2
+        assert told == [[both.pk, None], [one.pk, both.pk]]
+        assert [[act["run"] for act in acts] for acts in audited] == told
+        assert [act.run for act in searched] == told[1]
+        # It has sent no others, and its action says of how many.
+        assert f"Last action: Requeue · Requeue run {one.pk} · bob ·" in Page(pages[1]).text
 
     @pytest.mark.parametrize(("what", "typed"), [("discard", {"category": "test"}), ("hold", {"span": "2h"})])
     def test_are_discarded_or_held_together(

@@ -14,7 +14,7 @@ from django_rmq_retry.management.arguments import add_limit, age, moment
 from django_rmq_retry.management.command import Options, RmqCommand, add_yes
 from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import Action, OperatorAction
-from django_rmq_retry.parked.audit import actions_named, acts_by, acts_meant, audit_head, verify
+from django_rmq_retry.parked.audit import actions_named, acts_by, acts_in, acts_meant, audit_head, verify
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.retention import purge_audit
 from django_rmq_retry.parked.transfer import audit_lines
@@ -119,7 +119,9 @@ def _chosen(options: Options) -> QuerySet[OperatorAction]:
     rows: QuerySet[OperatorAction] = OperatorAction.objects.all()
     if options["message"]:
         rows = rows.filter(actions_named(options["message"]))
-    given = {name: options[name] for name in ("group", "run", "action") if options[name] is not None}
+    given = {name: options[name] for name in ("run", "action") if options[name] is not None}
+    if options["group"] is not None:
+        rows = rows.filter(acts_in(options["group"]))
     if options["search"]:
         rows = rows.filter(acts_meant(options["search"]))
     if options["by"]:
