@@ -301,8 +301,8 @@ def _ready_in(queues: Mapping[str, int], paused: Collection[str] = ()) -> dict[s
     first; without numbers if all are empty. Those that are paused are not read as soon as a consumer runs."""
     total, ordered = sum(queues.values()), sorted(queues.items(), key=lambda one: -one[1])
     words = {queue: f"{queue} {number(count)}" if total else queue for queue, count in ordered}
-    stopped = f" ({pgettext('queue', 'paused')})"
-    places = listed(f"{word}{stopped if queue in paused else ''}" for queue, word in words.items())
+    stopped = pgettext("queue", "paused")
+    places = listed(f"{word} ({stopped})" if queue in paused else word for queue, word in words.items())
     return {"ready": total, "waiting": waiting_text(total), "places": places}
 
 
