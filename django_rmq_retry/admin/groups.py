@@ -36,6 +36,7 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
+from django_rmq_retry.models.parked import SAID
 from django_rmq_retry.parked import early_runs, operators
 from django_rmq_retry.parked.audit import acts_in, newest_acts, runs_with
 from django_rmq_retry.parked.copies import contents
@@ -362,7 +363,7 @@ def _with_origin(groups: QuerySet[Any]) -> QuerySet[Any]:
     handled = origins.filter(handled=True).values("group").annotate(n=Sum("count")).values("n")
     found: QuerySet[Any] = with_perhaps_handled(groups).annotate(
         type=Subquery(last.values("type")[:1]),
-        said=Subquery(last.values("error_text")[:1]),
+        said=Subquery(last.values(said=SAID)[:1]),
         parked_in=Subquery(last.values("parked_in")[:1]),
         handled=Coalesce(Subquery(handled), 0),
     )

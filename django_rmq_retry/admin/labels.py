@@ -36,7 +36,7 @@ from django_rmq_retry.markup import (
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ErrorGroup, GatedAct, ItemReason, OperatorAction, ParkedMessage, State
-from django_rmq_retry.models.parked import REASON_TEXTS, reason_text, resolution_text
+from django_rmq_retry.models.parked import REASON_TEXTS, resolution_text
 from django_rmq_retry.parked.audit import newest_acts
 from django_rmq_retry.parked.may_have_run import attempts_counted, doubt_about
 from django_rmq_retry.parked.outcome_texts import DECIDED_BY
@@ -74,7 +74,7 @@ _JOINTS = re.compile(r"(?<=[@._/:])(?=.)")
 """Where a name may break that is longer than its column."""
 TICKED = "Select this object for an action - {}"
 """A text of Django's admin, with Django's translations."""
-LEFT_OUT = ("body", "properties", "detail", "summary", "hold_reason")
+LEFT_OUT = ("body", "properties", "summary", "hold_reason")
 """Columns that no list shows or reads."""
 
 
@@ -205,9 +205,7 @@ def kind(message: ParkedMessage) -> SafeString:
 
 @admin.display(description=gettext_lazy("Error"))
 def failure(message: ParkedMessage) -> SafeString:
-    text = f"{message.error}: {message.error_text}" if message.error and message.error_text else message.error
-    text = text or reason_text(message.reason)
-    return html("{}{}", labelled(_("Error"), cut_line(text)), marks(message))
+    return html("{}{}", labelled(_("Error"), cut_line(message.failure)), marks(message))
 
 
 @admin.display(description=gettext_lazy("Queue"))

@@ -29,7 +29,7 @@ from django_rmq_retry.parked.outcome_texts import MOST_DECISIONS, decisions_on, 
 MOST_ITEMS = 50
 MOST_ERRORS = 10
 MOST_LOOKED_UP = 5000
-SHOWN = ("business_key", "message_id", "content", "error", "error_text", "reason")
+SHOWN = ("business_key", "message_id", "content", "error", "error_text", "reason", "detail")
 """The columns of a message that the page of a run needs; the project's rules may read any."""
 FAILED_BY = {"of": "error", "why": "reason", "now": "state"}
 """The columns of a message that tell of a failed item why it failed, and where it is."""

@@ -338,13 +338,12 @@ def _attempt(attempt: Attempt, *, newest: bool, again: bool, ack_lost: bool) -> 
         text = _("Next attempt after %(span)s") % {"span": time_span(attempt.wait)}
         yield TimelineEvent(at=ended + EVENT_STEP, kind="waited", title=text)
     values: dict[str, Any] = {"number": attempt.number}
-    text = f"{attempt.error}: {attempt.error_text}" if attempt.error_text else attempt.error
     kind, title = "failed", _("Attempt %(number)d failed")
     came_again = _("Delivered before to a consumer that did not acknowledge it") if attempt.redelivered else ""
     if ack_lost:
         # A consumer whose connection is lost marks its attempt, too.
         came_again = _("Its connection was lost before its acknowledgement arrived")
-    text = ". ".join(filter(None, (came_again, text)))
+    text = ". ".join(filter(None, (came_again, attempt.failure)))
     if attempt.interrupted:
         title = _("Attempt %(number)d failed; parking was interrupted, and the broker delivered the message again")
     if attempt.verdict == DUPLICATE.name:

@@ -349,8 +349,8 @@ def _head(row: ParkedMessage, failed: int, handled: Handled) -> Iterator[str]:
         yield f"{checked_in_words(act)}."
     if row.open and (remains := what_may_remain(row)):
         yield remains
-    if row.error:
-        yield ": ".join(filter(None, (row.error, row.error_text.replace("\n", " "))))
+    if row.error or row.said:
+        yield row.failure.replace("\n", " ")
 
 
 def _place(given: str | None) -> PageEnd | None:
@@ -616,7 +616,7 @@ def _attempt(one: Attempt) -> Mapping[str, object]:
 
 def _attempt_line(one: Attempt, *, terminal: bool) -> str:
     at = clock(one.started_at, terminal=terminal)
-    error = ": ".join(filter(None, (one.error, one.error_text))).replace("\n", " ")
+    error = one.failure.replace("\n", " ")
     verdict = f"{one.verdict} (interrupted: delivered again)" if one.interrupted else one.verdict
     return f"attempt {one.number:<8} {at}  {one.seconds:.3f} s  {verdict}  {error}".rstrip()
 
@@ -634,7 +634,7 @@ def _body(row: ParkedMessage, form: str, *, reveal: bool) -> str:
 
 
 def _words(row: ParkedMessage, failed: int) -> tuple[str, ...]:
-    error = f"{row.error}: {row.error_text}" if row.error_text else row.error or row.reason
+    error = ": ".join(filter(None, (row.error or row.reason, row.said)))
     error = ", ".join(filter(None, (doubt_about(row), error)))
     key = row.business_key or row.message_id or "-"
     return key, row.type or "-", row.queue or "-", attempts_counted(row, failed), error.replace("\n", " ")[:200]

@@ -26,6 +26,8 @@ class Reason(StrEnum):
     FOREIGN = "foreign"
 
 
+UNEXPLAINED = "The handler parked it."
+"""The detail of a message that a handler parked without a word."""
 UNBEGUN = frozenset(
     {
         *(Reason.UNHANDLED, Reason.UNDECODABLE_BODY, Reason.INVALID, Reason.UNDECODABLE_HEADERS),

@@ -13,7 +13,7 @@ from django.db.models.expressions import Combinable
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
-from django_rmq_retry.messages.reasons import Reason
+from django_rmq_retry.messages.reasons import UNEXPLAINED, Reason
 from django_rmq_retry.statements import ROWS_AT_ONCE, BulkCount, in_slices, lock
 
 REASON_TEXTS: Mapping[str, Any] = {
@@ -37,6 +37,10 @@ REASON_TEXTS: Mapping[str, Any] = {
     Reason.HANDLED: pgettext_lazy("reason", "handled, but not settled"),
 }
 COUNTERS = ("parked", "requeued", "processed", "discarded")
+SAID = Case(
+    When(~Q(detail=UNEXPLAINED), error="", reason=Reason.REQUESTED.value, then=F("detail")), default=F("error_text")
+)
+"""``ParkedMessage.said``, for queries."""
 
 
 def reason_text(code: str) -> str:
@@ -443,6 +447,17 @@ class ParkedMessage(models.Model):
         return name_of(self.pk, self.business_key, self.message_id)
 
     @property
+    def said(self) -> str:
+        """What its error says; without one, what its handler says who parked it. The expression is ``SAID``."""
+        explained = not self.error and self.reason == Reason.REQUESTED and self.detail != UNEXPLAINED
+        return self.detail if explained else self.error_text
+
+    @property
+    def failure(self) -> str:
+        """The error, or the reason in words, and what it says."""
+        return ": ".join(filter(None, (self.error or reason_text(self.reason), self.said)))
+
+    @property
     def open(self) -> bool:
         """True if an operator has to decide."""
         return self.state in OPEN
@@ -624,6 +639,11 @@ class Attempt(models.Model):
 
     def __str__(self) -> str:
         return f"#{self.number} {self.verdict}"
+
+    @property
+    def failure(self) -> str:
+        """The error and what it says, or only that: a handler may park a message without an error."""
+        return ": ".join(filter(None, (self.error, self.error_text)))
 
     @property
     def process(self) -> str:

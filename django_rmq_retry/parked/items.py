@@ -134,8 +134,8 @@ class LeftBehind:
     def sentence_of_all(self) -> str:
         """Return the same where other messages were named before it."""
         text = ngettext(
-            "Requeue run %(number)s was stopped%(by)s, %(counter)s of all parked messages not sent.",
-            "Requeue run %(number)s was stopped%(by)s, %(counter)s of all parked messages not sent.",
+            "Requeue run %(number)s was stopped%(by)s, and %(counter)s of its parked messages was not sent.",
+            "Requeue run %(number)s was stopped%(by)s, and %(counter)s of its parked messages were not sent.",
             self.count,
         )
         return self._told(text)

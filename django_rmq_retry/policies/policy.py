@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from django_rmq_retry.arguments import FLAG, FUNCTION, LONGEST_WAIT_SECONDS, Argument, check, check_seconds, plural
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.reasons import Reason
+from django_rmq_retry.messages.reasons import UNEXPLAINED, Reason
 from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.policies.backoff import BACKOFF, Backoff, Exponential, Fixed, check_waits
 from django_rmq_retry.policies.carriers import CARRIER, Carrier, InPlace, Ladder
@@ -82,7 +82,7 @@ class Policy(ABC):
         """Return the decision of the handler if it raised Park or Discard, else that of the rule."""
         error = failure.error
         if isinstance(error, Park):
-            return park(Reason.REQUESTED, short(error.reason) or "The handler parked it.", _said(error))
+            return park(Reason.REQUESTED, short(error.reason) or UNEXPLAINED, _said(error))
         if isinstance(error, Discard):
             return discard(short(error.reason) or "The handler discarded it.", _cause(error))
         return self.rule(failure)

@@ -246,7 +246,10 @@ def test_a_customers_key_is_left_out_before_the_payments_of_a_list_are_discarded
     told = pasted(page, "PAY-0\nPAY-3\nCUST-7")
     left = press(page, told, "Leave this key out")
 
-    assert "1 key names different messages, 3 together, as a customer's key does." in Page(told).text
+    assert (
+        "1 key names different messages, 3 together: it may be the key of a customer, not of one message."
+        in Page(told).text
+    )
     assert mains(told) == ["Leave this key out"]
     assert "Discard these 2, then go on to the error groups…" in Page(left).text
     assert mains(left) == []
@@ -269,7 +272,7 @@ def test_copies_of_a_payment_are_not_taken_for_a_customers_payments(page: Client
     assert "Discard these 2, then go on to the error groups…" in Page(left).text
     assert mains(left) == []
     assert "1 key names copies of one message, which its sender published several times." in Page(left).text
-    assert "customer's key" not in Page(left).text
+    assert "the key of a customer" not in Page(left).text
     assert "PAY-1 (2 copies of one message)" in Page(preview).text
 
 
@@ -603,9 +606,9 @@ def test_a_customers_key_in_the_list_is_said_to_be_one(page: Client) -> None:
     told = Page(pasted(page, "PAY-1\nCUST-7")).text
     payments = Page(pasted(page, "PAY-1\nPAY-2")).text
 
-    assert "1 key names different messages, 3 together, as a customer's key does." in told
+    assert "1 key names different messages, 3 together: it may be the key of a customer, not of one message." in told
     assert "CUST-7 different messages #" in told
-    assert "customer's key" not in payments
+    assert "the key of a customer" not in payments
 
 
 def test_a_customers_key_that_names_one_message_now_is_said_to_be_one(page: Client) -> None:

@@ -518,9 +518,12 @@ def test_cards_and_the_live_status_name_a_stopped_run_with_its_reason(page: Clie
     assert f"{said}, 3 of these not sent." in cards
     assert f"{said}, 1 of these not sent." in cards
     assert "; 1 Once. " in live.text
-    assert f"BankDown: payments.main 3. Once: payments.main 1. {said}, 4 of all parked messages not sent." in live.text
+    assert (
+        f"BankDown: payments.main 3. Once: payments.main 1. {said}, and 4 of its parked messages were not sent."
+        in live.text
+    )
     assert live.links[f"Open requeue run {run.pk}"] == f"/admin/rmq_retry/requeuerun/{run.pk}/change/"
-    assert f"{said}, 1 of all parked messages not sent. " in after
+    assert f"{said}, and 1 of its parked messages was not sent. " in after
 
 
 def test_of_two_stopped_runs_over_the_same_messages_the_earlier_one_says_so(page: Client) -> None:
@@ -535,11 +538,12 @@ def test_of_two_stopped_runs_over_the_same_messages_the_earlier_one_says_so(page
     group = Page(page.get(f"/admin/rmq_retry/errorgroup/{cause.pk}/change/")).text
 
     one = f"Requeue run {first.pk} was stopped by {BOB.name} (some were paid by phone), "
-    two = f"Requeue run {second.pk} was stopped by {BOB.name} (wrong rate), 2 of "
+    two = f"Requeue run {second.pk} was stopped by {BOB.name} (wrong rate), "
     also = "2 of them are among those of a later one."
-    assert f"{two}all parked messages not sent. {one}4 of all parked messages not sent. {also}" in live
+    left = "of its parked messages were not sent."
+    assert f"{two}and 2 {left} {one}and 4 {left} {also}" in live
     for text in (cards, group):
-        assert f"{two}these not sent." in text
+        assert f"{two}2 of these not sent." in text
         assert f"{one}3 of these not sent. {also}" in text
     assert cards.count(f"{one}1 of these not sent.") == 1
     assert cards.count(also) == 1

@@ -492,7 +492,7 @@ def test_the_first_link_leads_to_the_run_that_is_named_first() -> None:
 
     assert "; 9 UnknownAccount. Requeue run 3 by bob is sending 7 of them" in found.text
     assert found.why.startswith(
-        "GatewayTimeout: transfer 140. UnknownAccount: card 9. Requeue run 1 was stopped by root, 5 of all parked"
+        "GatewayTimeout: transfer 140. UnknownAccount: card 9. Requeue run 1 was stopped by root, and 5 of its parked"
     )
     assert found.values["runs"] == ["3", "1"]
 
