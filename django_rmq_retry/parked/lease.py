@@ -23,7 +23,7 @@ class RunLease:
     def __init__(self, run_id: int, driver: str) -> None:
         self.run_id = run_id
         self.driver = short(driver, COLUMN_BYTES)
-        self._mine = False
+        self._had = False
         self._known: RequeueRun | None = None
 
     def renew(self) -> RequeueRun | None:
@@ -33,13 +33,14 @@ class RunLease:
         rows = self._rows().filter(free, TO_DRIVE)
         if self._known is None or self._known.is_silent(now):
             _end_silence(rows, now)
-        self._mine = bool(rows.update(driver=self.driver, leased_until=now + RUN_LEASE, beat_at=now))
-        self._known = self._rows().filter(TO_DRIVE).first() if self._mine else None
+        mine = bool(rows.update(driver=self.driver, leased_until=now + RUN_LEASE, beat_at=now))
+        self._had = self._had or mine
+        self._known = self._rows().filter(TO_DRIVE).first() if mine else None
         return self._known
 
     def release(self) -> None:
-        """Leave the run to the next driver."""
-        if self._mine:
+        """Leave the run to the next driver, also one that was paused meanwhile: it may be resumed at once."""
+        if self._had:
             self._rows().filter(driver=self.driver).update(leased_until=None)
 
     def change(self, **changes: object) -> None:

@@ -933,6 +933,27 @@ class TestLeases:
         assert first.step() is None
         assert now(run).sent == 2
 
+    @pytest.mark.usefixtures("wired")
+    @pytest.mark.parametrize("canary", [False, True], ids=["by an operator", "by its canary"])
+    def test_a_paused_run_has_no_driver_and_one_at_once_when_it_is_resumed(self, *, canary: bool) -> None:
+        """The lease outlasted the pause: for 15 s nobody sent, and its page told of a process that did not answer."""
+        run, clock = started(3, canary=canary, rate=100), Clock()
+        first = driver_of(run, "first", clock=clock, targets=Targets())
+        first.step()
+        if canary:
+            outcome(run, 1, good=False)
+            stepped(first, clock)
+        else:
+            pause_run(run.pk, ANN)
+        assert first.step() is None
+        first.end()
+        paused = now(run)
+        resume_run(run.pk, ANN, canary=canary)
+
+        assert (paused.state, paused.leased_until) == (RunState.PAUSED, None)
+        assert driver_of(run, "second", clock=clock, targets=Targets()).step() is not None
+        assert (now(run).driver, now(run).sent > 1) == ("second", True)
+
     def test_a_driver_that_lost_its_lease_claims_nothing(self) -> None:
         run = started()
         RequeueRun.objects.filter(pk=run.pk).update(driver="other")
