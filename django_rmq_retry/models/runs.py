@@ -212,7 +212,7 @@ class RequeueRun(models.Model):
 
     spared_processed = models.PositiveIntegerField(db_default=0, default=0, editable=False)
     spared_failed = models.PositiveIntegerField(db_default=0, default=0, editable=False)
-    """The outcomes before the operator resumed a run that its guard had paused; the guard counts only later ones."""
+    """The outcomes before an operator resumed a run that had failed, or a test passed; the guard counts later ones."""
     held_at = models.DateTimeField(null=True, blank=True, editable=False)
     """Since when it has waited for its first outcomes, with a broker and a consumer from whom they can come.
 
@@ -353,7 +353,7 @@ class RequeueRun(models.Model):
 
     @property
     def guard_exceeded(self) -> bool:
-        """True if more messages failed again than the run allows, since the last resume after a pause by this guard."""
+        """True if more messages failed again than the run allows, since it was resumed after it had failed."""
         ended, failed = self.guarded_outcomes
         return self.stop_at is not None and ended >= MIN_OUTCOMES and failed * 100 > self.stop_at * ended
 

@@ -69,8 +69,8 @@ def resume_run(run_id: int, actor: Actor, *, canary: bool = False, reason: str =
     One that has failed needs a reason to go on without that. One that waits for its first outcomes sends the rest
     without them.
 
-    The operator has seen the failures for which a guard paused it, so the guard counts later outcomes only; it can
-    pause the run again.
+    The operator has seen the failures for which its guard or its test message paused it, so the guard counts later
+    outcomes only; it can pause the run again.
     """
     # Nothing was to be heard of it while it was paused.
     heard = {"beat_at": database_clock.now(records_alias())}
@@ -82,8 +82,10 @@ def resume_run(run_id: int, actor: Actor, *, canary: bool = False, reason: str =
         changes["canary_since"] = database_clock.now(records_alias())
     elif known is not None and known.awaits_canary and known.wait in RETESTABLE:
         changes |= {"canary": False, "canary_since": None}
+    if known is not None and (known.guard_exceeded or known.wait in RETESTABLE):
+        changes |= {"spared_failed": F("failed"), "spared_processed": F("processed")}
     if known is not None and known.guard_exceeded:
-        changes |= {"spared_failed": F("failed"), "spared_processed": F("processed"), "unheld": False}
+        changes["unheld"] = False
     elif known is not None and known.wait in SILENT:
         changes["unheld"] = True
     held = known is not None and known.wait in HELD

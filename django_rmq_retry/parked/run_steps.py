@@ -163,6 +163,10 @@ class RunSteps:
         sender.find_outcomes(run)
         if rate := recent_rate(run):
             self._lease.change(**rate)
+        if not run.unsent and (run.guard_exceeded or run.awaits_canary):
+            # Nothing is left that a pause could hold back.
+            sender.close()
+            return self._advance()
         pause = self._guard_pause(run)
         if pause is not None:
             return pause
@@ -178,8 +182,12 @@ class RunSteps:
         return self._advance() if wait is None else wait
 
     def _guard_pause(self, run: RequeueRun) -> float | None:
-        """Return the seconds to wait if the guard or the canary stops the rest; None if neither does."""
-        if run.guard_exceeded:
+        """Return the seconds to wait if the guard or the canary stops the rest; None if neither does.
+
+        A canary that is sent after a pause decides alone, whatever becomes of what was sent before. Once it was
+        processed, the guard counts anew.
+        """
+        if run.guard_exceeded and run.canary_since is None:
             pauses = run.with_guard_pause(database_clock.now(records_alias()))
             self._lease.change(state=RunState.PAUSED, guard_pauses=pauses, **self._waits(run, RunWait.GUARD))
             return SLICE_SECONDS
@@ -192,7 +200,12 @@ class RunSteps:
             # The wait for the canary says nothing about the rate of the others.
             tested: dict[str, Any] = {}
             if run.canary_since is not None:
-                tested = {"guard_pauses": run.with_guard_test(database_clock.now(records_alias()))}
+                run.spared_failed, run.spared_processed = run.failed, run.processed
+                tested = {
+                    "guard_pauses": run.with_guard_test(database_clock.now(records_alias())),
+                    "spared_failed": run.failed,
+                    "spared_processed": run.processed,
+                }
             self._lease.change(canary_since=None, **tested, **restart_rate())
             run.canary_since = None
         if run.wait == RunWait.CANARY_WAITS:

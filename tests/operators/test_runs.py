@@ -522,6 +522,71 @@ class TestGuards:
         assert (pause["failed"], pause["ended"], pause["tested"] > pause["at"]) == (2, 5, True)
 
     @pytest.mark.usefixtures("wired")
+    @pytest.mark.parametrize("canary", [True, False], ids=["with another one", "without"])
+    def test_the_guard_counts_no_canary_that_failed_before_the_resume(self, *, canary: bool) -> None:
+        """The first message that was processed again had the run paused: "4 of 5 failed again"."""
+        run, clock = started(9, canary=True, rate=100), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        for place in range(1, 5):
+            stepped(one, clock)
+            outcome(run, place, good=False)
+            stepped(one, clock)
+            assert now(run).wait == RunWait.CANARY_FAILED
+            resume_run(run.pk, ANN, canary=canary or place < 4, reason="looked into")
+        stepped(one, clock)
+        outcome(run, 5, good=True)
+        stepped(one, clock, 2)
+
+        assert (now(run).sent, now(run).state, now(run).wait) == (9, RunState.WAITING, "")
+
+    @pytest.mark.usefixtures("wired")
+    def test_the_guard_waits_for_the_canary_whatever_becomes_of_what_was_sent_before(self) -> None:
+        run, clock = started(30, rate=1000), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        stepped(one, clock, 3)
+        outcomes(run, range(1, 6), good=False)
+        stepped(one, clock)
+        assert now(run).wait == RunWait.GUARD
+        resume_run(run.pk, ANN, canary=True)
+        stepped(one, clock)
+        outcomes(run, range(6, 16), good=False)
+        stepped(one, clock)
+        waiting = now(run)
+        outcome(run, 21, good=True)
+        stepped(one, clock)
+
+        assert (waiting.sent, waiting.state, waiting.wait) == (21, RunState.RUNNING, RunWait.CANARY_WAITS)
+        assert (now(run).sent, now(run).state, now(run).guarded_outcomes) == (30, RunState.RUNNING, (0, 0))
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_run_of_which_all_is_sent_is_not_paused(self) -> None:
+        """It asked an operator whether to send the other 0 messages."""
+        run, clock = started(6, rate=100), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        one.step()
+        clock.now += 0.05
+        one.step()
+        before = now(run)
+        outcomes(run, range(1, 6), good=False)
+        stepped(one, clock)
+        waiting = now(run).state
+        outcome(run, 6, good=False)
+        stepped(one, clock)
+
+        assert (before.sent, before.state, waiting) == (6, RunState.RUNNING, RunState.WAITING)
+        assert (now(run).state, now(run).failed, now(run).wait) == (RunState.FINISHED, 6, "")
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_canary_that_is_the_last_one_pauses_nothing(self) -> None:
+        run, clock = started(1, canary=True), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        stepped(one, clock)
+        outcome(run, 1, good=False)
+        stepped(one, clock)
+
+        assert (now(run).state, now(run).failed, now(run).wait) == (RunState.FINISHED, 1, "")
+
+    @pytest.mark.usefixtures("wired")
     def test_a_run_resumed_without_another_canary_sends_the_rest(self) -> None:
         run, clock = started(3, canary=True, rate=100), Clock()
         one = driver_of(run, clock=clock, targets=Targets())
@@ -537,7 +602,7 @@ class TestGuards:
 
     @pytest.mark.usefixtures("wired")
     def test_an_operators_note_and_the_drivers_code_are_separate(self) -> None:
-        run = started(2, stop_at=20)
+        run = started(9, stop_at=20, rate=1)
         noted = pause_run(run.pk, ANN, reason="look first")
         resume_run(run.pk, ANN)
         one = driver_of(run, targets=Targets())
