@@ -110,8 +110,8 @@ def in_crash_loop() -> Iterator[Shown]:
         }
         began = timezone.now() - timedelta(seconds=46 + 8 * place)
         made.consumer(started_at=began, queues=["ledger.main"], **lived)
-    yield Shown(name="consumers, 200 dead", address=f"{ADMIN}consumerprocess/", further=1)
-    yield Shown(name="live status, 200 dead", address=f"{ADMIN}livestatus/", served=None, further=2)
+    yield Shown(name="consumers, 200 dead", address=f"{ADMIN}consumerprocess/", further=3)
+    yield Shown(name="live status, 200 dead", address=f"{ADMIN}livestatus/", served=None, further=3)
 
 
 def measure(shape: Shape) -> list[Finding]:
