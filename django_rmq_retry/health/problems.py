@@ -1184,7 +1184,7 @@ def with_waiting(loop: Problem, levels: Iterable[Level]) -> Problem:
     if not quarantines or conf.settings().crash_limit is None:
         return loop
     count = sum(one.ready or 0 for one in quarantines)
-    said = _("What kills its workers is tried alone in quarantine after three deaths, and parked if it kills on.")
+    said = _("What kills its workers is soon tried alone in quarantine, and parked if it kills on.")
     if count:
         text = ngettext(
             "%(number)s message is in quarantine: it is tried alone, and parked if it kills on.",

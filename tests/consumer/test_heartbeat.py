@@ -11,8 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 import pika
@@ -22,10 +21,9 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 import django_rmq_retry
 from django_rmq_retry.consumer.attempt_state import AttemptState
-from django_rmq_retry.consumer.consumer import Consumer as Running
-from django_rmq_retry.consumer.heartbeat import Heartbeat
 from django_rmq_retry.models import ConsumerProcess
 from tests.breakers.bank import Bank, Consumer
+from tests.consumer.beating import heartbeat_of, running
 from tests.handlers.factories import delivery
 from tests.tooling.filled import ALIAS, Own
 from tests.tooling.marks import NIGHTLY_ON_SQLITE
@@ -114,17 +112,6 @@ def test_a_message_in_flight_is_in_the_row_until_its_handler_ends(bank: Bank) ->
         assert consumer.stopped() == 0
 
     assert rows() == []
-
-
-def running(**known: object) -> Any:
-    """What a heartbeat reads of a consumer."""
-    nothing = {"in_flight": [], "why": "", "online": True, "waiting": 0, "fault": ""}
-    return SimpleNamespace(**{**nothing, **dict.fromkeys(("stuck_since", "lost_since", "closing_since")), **known})
-
-
-def heartbeat_of(runs: Any) -> Heartbeat:
-    facts: dict[str, Any] = {"name": "this", "number": 0, "package": "", "threads": 4, "queues": ["payments"]}
-    return Heartbeat(cast("Running", runs), **facts)
 
 
 @pytest.mark.django_db(transaction=True)

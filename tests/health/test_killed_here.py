@@ -4,18 +4,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
-from django_rmq_retry.consumer.consumer import Consumer
-from django_rmq_retry.consumer.heartbeat import Heartbeat
 from django_rmq_retry.health import process_place
 from django_rmq_retry.health.processes import note_gone
 from django_rmq_retry.models import ConsumerProcess
 from django_rmq_retry.models.controls import IS_GONE, SILENT_AFTER
 from tests.admin import made
+from tests.consumer.beating import heartbeat_of, running
 from tests.tooling.waiting import wait_until
 
 pytestmark = [
@@ -88,10 +85,7 @@ def test_one_that_is_heard_of_is_not_looked_at() -> None:
 def test_the_one_that_is_started_in_its_place_notes_it_at_once() -> None:
     """In a crash loop each that had died counted as one that starts, for ten seconds."""
     died = made.consumer(seconds=1, pid=2**22, place=process_place.own_place())
-    nothing = dict.fromkeys(("stuck_since", "lost_since", "closing_since"))
-    runs = SimpleNamespace(in_flight=[], why="", online=True, waiting=0, fault="", **nothing)
-    facts: dict[str, Any] = {"name": "next", "number": 0, "package": "", "threads": 1, "queues": died.queues}
-    Heartbeat(cast("Consumer", runs), **facts).turn()
+    heartbeat_of(running(), queues=died.queues).turn()
     died.refresh_from_db()
 
     assert (died.fault, died.end_noticed) == (IS_GONE, True)

@@ -1030,7 +1030,7 @@ def test_nobody_is_told_to_start_what_dies_again_and_again_until_it_is_restarted
 @pytest.mark.parametrize(
     ("ready", "said"),
     [
-        (0, "What kills its workers is tried alone in quarantine after three deaths, and parked if it kills on."),
+        (0, "What kills its workers is soon tried alone in quarantine, and parked if it kills on."),
         (1, "1 message is in quarantine: it is tried alone, and parked if it kills on."),
     ],
 )
