@@ -14,8 +14,9 @@ from django.test import TransactionTestCase
 from pika.adapters.blocking_connection import BlockingChannel
 from pytest_django import DjangoDbBlocker
 
+from django_rmq_retry.admin import broker_look
 from django_rmq_retry.management.terminal import Console
-from django_rmq_retry.publishing import outbox_rows
+from django_rmq_retry.publishing import broker_connections, outbox_rows
 from django_rmq_retry.testing import isolated_handlers
 from tests.embedded.served import served, vhost_of
 from tests.tooling import emptying
@@ -44,6 +45,17 @@ def loggers_as_before() -> Iterator[None]:
     for logger, level, propagate, disabled, handlers in before:
         logger.setLevel(level)
         logger.propagate, logger.disabled, logger.handlers[:] = propagate, disabled, handlers
+
+
+@pytest.fixture(autouse=True)
+def no_broker_of_another_test() -> Iterator[None]:
+    """A process keeps its connections and what it saw last: another test would ask a broker that is gone.
+
+    It was told that none is reachable, or that nobody reads the queues of the test before.
+    """
+    yield
+    broker_connections.close()
+    broker_look.forget()
 
 
 @pytest.fixture(scope="session")

@@ -170,9 +170,9 @@ def requeue(command: RmqCommand, options: Options) -> Exit:
         return Exit.DONE
     if why := lacks_reason(chosen.count, options["reason"]) or lacks_reason_for_risk(findings, options["reason"]):
         raise Refused(why)
+    refuse_doubtful(chosen, options)
     unread = _check_broker(options, [queue for queue, _count in findings.queues])
     say_unread(command, unread)
-    refuse_doubtful(chosen, options)
     confirm_number(command, findings.sendable, f"Requeue {plural(findings.sendable, 'message')}?", options)
     run = start(chosen, actor_of(options), wanted, reason=options["reason"])
     if options["planned"] or options["no_wait"]:

@@ -8,7 +8,6 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from django_rmq_retry import Delivery, Message, handler
-from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp import CONFIRMED, Done
 from django_rmq_retry.testing import isolated_handlers
 from tests.admin import made
@@ -45,7 +44,6 @@ class Kept:
 def sent() -> Iterator[list[Message]]:
     """The published messages."""
     kept = Kept()
-    broker_look.forget()
     with isolated_handlers(), replaced_by(kept):
 
         @handler(QUEUE)
@@ -53,7 +51,6 @@ def sent() -> Iterator[list[Message]]:
             """Nothing."""
 
         yield kept.messages
-    broker_look.forget()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from django_rmq_retry import Delivery, Exchange, Exponential, Queue, RetryThenPark, handler
-from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.testing import isolated_handlers
 from tests.commands.running import Exit, run
 
@@ -32,8 +31,6 @@ def charge() -> None:
 def project(broker_url: str, settings: Any, charge: None, db: None) -> Any:  # noqa: ARG001 - in this order
     """The project, on a virtual host of its own."""
     settings.RMQ_RETRY = {"URL": broker_url}
-    # Another test may have left its connections to this process: what is published now would go to its queues.
-    broker_connections.close()
     return settings
 
 

@@ -1,6 +1,5 @@
 """One thing is wrong: Live status, ``rmq_status``, ``rmq_doctor`` and the alerts tell the same, in the same words."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +20,6 @@ from tests.admin import made
 from tests.admin.looking import Page
 from tests.commands.running import run
 from tests.operators.made import pause_run, record, requeue_run
-from tests.tooling.brokers import disconnect
 
 QUEUE = "payments.charge"
 NOT_OF_HEALTH = ("settings", "permissions", "policies")
@@ -33,15 +31,11 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("declared")]
 
 
 @pytest.fixture
-def browser(project: Any) -> Iterator[Client]:
-    disconnect()
-    broker_look.forget()
+def browser(project: Any) -> Client:
     project.RMQ_RETRY = {**project.RMQ_RETRY, "ALERTS": {"MAIL": ["ops@bank.example"]}}
     client = Client()
     client.force_login(User.objects.create_superuser("lead"))
-    yield client
-    disconnect()
-    broker_look.forget()
+    return client
 
 
 def of(problem: Any, severity: Severity) -> Told:

@@ -24,10 +24,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def wired(broker_url: str) -> Iterator[None]:
-    broker_connections.close()
     with override_settings(RMQ_RETRY={"URL": broker_url, "PUBLISH_TIMEOUT": 5}):
         yield
-        broker_connections.close()
 
 
 def named(vhost: Vhost) -> list[str]:
