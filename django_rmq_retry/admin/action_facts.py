@@ -23,6 +23,7 @@ from django_rmq_retry.parked.edited_keys import KeyChange
 NAMES: Mapping[str, Any] = {
     "selection": gettext_lazy("Selection"),
     "messages": gettext_lazy("Record numbers"),
+    "groups": gettext_lazy("Error groups"),
     "until": gettext_lazy("Until"),
     "before": gettext_lazy("Before"),
     "after": gettext_lazy("After"),

@@ -1,6 +1,7 @@
 """The admin of the audit log."""
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,13 +23,14 @@ from django.utils.translation import gettext_lazy, ngettext, npgettext
 
 from django_rmq_retry.admin import exports, labels
 from django_rmq_retry.admin.action_facts import facts_in_words
+from django_rmq_retry.admin.cards import names_of
 from django_rmq_retry.admin.labels import column, labelled, short_on_screen
 from django_rmq_retry.admin.message_list import CappedPaginator, chosen_in, counted_as
 from django_rmq_retry.admin.pages import MOST_RECORDS_LINKED, Listed, Pages, refusal
 from django_rmq_retry.health.doubts import FINDING, NAMES, finding_of
-from django_rmq_retry.markup import NOTHING, count_or_dash, time_exact, visible
+from django_rmq_retry.markup import NOTHING, Count, count_or_dash, time_exact, visible
 from django_rmq_retry.models import Action, ApprovalRequest, ErrorGroup, OperatorAction, ParkedMessage
-from django_rmq_retry.models.audit import MESSAGES
+from django_rmq_retry.models.audit import GROUPS, MESSAGES
 from django_rmq_retry.parked.audit import WHOLE_LOG, acts_in, acts_meant, acts_on, messages_named
 from django_rmq_retry.parked.edit import changes_in_one_line, stored_changes
 from django_rmq_retry.parked.edit_many import PathChange
@@ -41,6 +43,7 @@ from django_rmq_retry.wording import counted
 RANGES = re.compile(r"\d{1,18}(-\d{1,18})?( \d{1,18}(-\d{1,18})?)*", re.ASCII)
 """The form in which an action names several messages."""
 MOST_SPANS_LINKED = 1000
+MOST_GROUPS_LINKED = 20
 MOST_KEYS_NAMED = 50
 """The most keys that matched no parked message and are named apart from their list."""
 MOST_KEYS_LINKED = 500
@@ -283,6 +286,8 @@ class OperatorActionAdmin(Pages):
         version = action.details.get("version") if action.action == Action.EDIT and action.message is not None else None
         said = _said(action) | ({MESSAGES} if records else set()) | ({"version"} if version else set())
         asked, change = self._asked(request, action), _change(request, action)
+        groups = self._groups(action)
+        said |= {GROUPS} if groups else set()
         said |= ({"request"} if asked else set()) | ({"change"} if change else set())
         # By hand chosen messages are the record numbers.
         said |= {"selection"} if records and _inside(action.details, "selection").get("ids") else set()
@@ -300,6 +305,7 @@ class OperatorActionAdmin(Pages):
             asked=asked,
             change=change,
             records=records,
+            groups=groups,
             unmatched=unmatched[:MOST_KEYS_NAMED],
             more_unmatched=len(unmatched) > MOST_KEYS_NAMED,
             count_unmatched=len(unmatched),
@@ -327,6 +333,19 @@ class OperatorActionAdmin(Pages):
         asked = [f"{messages}?{urlencode({'state': 'all', 'q': key})}" for key in keys[:MOST_KEYS_LINKED]]
         linked = format_html_join("\n", '<a href="{}">{}</a>', zip(asked, lines, strict=False))
         return format_html("{}\n{}", linked, "\n".join(lines[len(asked) :])) if len(lines) > len(asked) else linked
+
+    def _groups(self, action: OperatorAction) -> SafeString:
+        """Return the largest error groups of an action on several, each with its number of messages."""
+        known = [(number_in(one), count) for one, count in action.lasting.get(GROUPS, {}).items()]
+        largest = Counter({one: count for one, count in known if isinstance(count, int)}).most_common(
+            MOST_GROUPS_LINKED
+        )
+        names = names_of(ErrorGroup.objects.filter(pk__in=[one for one, _count in largest if one is not None]))
+        named = [(one, names[one], count) for one, count in largest if one in names]
+        linked = (
+            (str(Count(count)), self._link("errorgroup", one, short_on_screen(name))) for one, name, count in named
+        )
+        return format_html_join(" · ", "<strong>{}</strong> {}", linked)
 
     def _records(self, ranges: str) -> SafeString:
         """Return ranges of messages with links to the first and the last of each; of very many only the first ones."""

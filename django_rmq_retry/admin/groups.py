@@ -36,6 +36,7 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
+from django_rmq_retry.models.audit import GROUPS
 from django_rmq_retry.models.parked import SAID
 from django_rmq_retry.parked import early_runs, operators
 from django_rmq_retry.parked.audit import acts_in, newest_acts, runs_with
@@ -170,7 +171,7 @@ class ErrorGroupAdmin(Pages):
         moving = under_way(parked)
         run = moving[-1][0] if moving else None
         buttons, menu = self._page_buttons(request, group, run)
-        # An act on messages of several groups names none of them.
+        # A request for messages of several groups names none of them.
         acts = newest_acts([one.pk for one in seen], CHANGED.keys())
         numbers = {act.number for some in acts.values() for act in some}
         known = _with_runs(request, group, numbers)
@@ -410,12 +411,12 @@ def _example(
 def _with_runs(request: HttpRequest, group: ErrorGroup, numbers: Collection[int]) -> dict[str, Any]:
     """Return the activity: these actions, those on the group, and its runs, each with how many messages it chose here.
 
-    Of a run that sends all that it chose, and nothing else, its count says so already.
+    Where these are all that it chose, its count says so already.
     """
     runs = runs_with(group.pk)
     known = activity(request, acts_in(group.pk, runs) | Q(number__in=numbers))
     for act, _why in known["activity"]:
-        here = runs.get(act.run, act.count) if act.action == Action.REQUEUE else act.count
+        here = runs.get(act.run) if act.action == Action.REQUEUE else act.lasting.get(GROUPS, {}).get(str(group.pk))
         act.here = here if here != act.count else None
     return known
 

@@ -22,6 +22,8 @@ SEALED = (
 """The columns whose values are sealed as they are; time and action are sealed in a fixed format."""
 MESSAGES = "messages"
 """The fact that names several messages, as ranges of their ids; an erasure keeps it, and the seal covers it."""
+GROUPS = "groups"
+"""The fact that names several error groups, each with how many of the messages; an erasure keeps it, too."""
 PROCESSES = "processes"
 """The fact that names the processes of which an operator says that they have ended."""
 
@@ -199,9 +201,9 @@ class OperatorAction(models.Model):
 
     @property
     def lasting(self) -> Mapping[str, Any]:
-        """The facts that an erasure keeps: numbers of messages, and no content."""
-        ranges = self.details.get(MESSAGES)
-        return {MESSAGES: ranges} if isinstance(ranges, str) else {}
+        """The facts that an erasure keeps: numbers of messages and error groups, and no content."""
+        kinds = {MESSAGES: str, GROUPS: dict}
+        return {name: self.details[name] for name, kind in kinds.items() if isinstance(self.details.get(name), kind)}
 
     @property
     def erased(self) -> bool:

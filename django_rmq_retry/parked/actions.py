@@ -114,14 +114,13 @@ def change_slice(
 
 
 def _note(change: Change, selection: Selection, actor: Actor, rows: Sequence[ParkedMessage]) -> None:
-    groups = {row.group_id for row in rows}
     mark_kept(selection.filter)
     log_action(
         actor,
         change.action,
         reason=change.reason,
         messages=[row.pk for row in rows],
-        group=groups.pop() if len(groups) == 1 else None,
+        groups=Counter(row.group_id for row in rows),
         subject=str(rows[0]) if len(rows) == 1 else selection.subject,
         count=len(rows),
         facts={**change.facts, "selection": selection.facts()},

@@ -26,7 +26,7 @@ from django_rmq_retry.models import (
     RequeueItem,
     RequeueRun,
 )
-from django_rmq_retry.models.audit import MESSAGES, both_names
+from django_rmq_retry.models.audit import GROUPS, MESSAGES, both_names
 from django_rmq_retry.models.parked import folded
 from django_rmq_retry.models.runs import STILL_TO_SEND
 from django_rmq_retry.parked.admin_history import add_entry
@@ -45,10 +45,12 @@ READ_AT_ONCE = 500
 """Actions on several messages that one statement reads; each may name thousands of messages."""
 MOST_RUNS = 200
 """The most requeue runs that a search by message or error group includes."""
+LATEST_ACTS = 1000
+"""The latest actions that are searched for those on an error group and others."""
 LATEST_RUNS = 1000
 """The latest requeue runs that are searched for messages of an error group."""
 MOST_ACTS = 200
-"""The latest actions on a few messages that are looked at."""
+"""The latest actions on a few messages, or on an error group and others, that are looked at."""
 MOST_WORDS = 5
 """The most words of a search that may name a message each; further ones are searched in names and reasons only."""
 MOST_SAID = 200_000
@@ -65,6 +67,7 @@ def log_action(
     message: int | None = None,
     messages: Collection[int] = (),
     group: int | None = None,
+    groups: Mapping[int, int] | None = None,
     run: int | None = None,
     subject: str = "",
     count: int = 1,
@@ -72,11 +75,16 @@ def log_action(
 ) -> OperatorAction:
     """Add an action to the audit log; call this in the transaction of the action itself.
 
-    ``messages`` are the ids of several messages, or of the only one.
+    ``messages`` are the ids of several messages, or of the only one; ``groups`` are their error groups, each with how
+    many of them.
     """
+    if groups and len(groups) == 1:
+        group, groups = next(iter(groups)), None
     if len(messages) == 1:
         message, messages = next(iter(messages)), ()
-    several = {MESSAGES: spans(messages)} if messages else {}
+    several: dict[str, object] = {MESSAGES: spans(messages)} if messages else {}
+    if groups:
+        several[GROUPS] = {str(one): count for one, count in groups.items()}
     approval = {"approved_by": actor.approval.by, "request": actor.approval.request} if actor.approval else {}
     using = router.db_for_write(OperatorAction)
     with transaction.atomic(using=using):
@@ -183,10 +191,15 @@ def runs_with(group: int) -> dict[int, int]:
 
 
 def acts_in(group: int, runs: Collection[int] | None = None) -> Q:
-    """Return the filter for the actions on an error group, and on the requeue runs with some of its messages."""
+    """Return the filter for the actions on an error group, alone or with others, and on the runs with its messages."""
     runs = runs_with(group) if runs is None else runs
+    newest = OperatorAction.objects.order_by("-number")
+    latest = Q(number__gt=Subquery(newest.values(before=F("number") - LATEST_ACTS)[:1]), group=None)
+    several = OperatorAction.objects.filter(latest, **{f"facts__{GROUPS}__has_key": str(group)})
+    numbers = several.order_by("-number").values_list("number", flat=True)
     # Of a run some messages were checked, which the action names.
-    return Q(group=group) | (Q(run__in=list(runs)) & ~Q(action=Action.CHECK))
+    of_runs = Q(run__in=list(runs)) & ~Q(action=Action.CHECK)
+    return Q(group=group) | of_runs | Q(number__in=list(numbers[:MOST_ACTS]))
 
 
 def newest_acts(

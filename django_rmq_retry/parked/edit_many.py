@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -236,13 +237,12 @@ def _store(
     keys = [(message, proposal.keys) for message, proposal in meant]
     store_keys(keys)
     store_contents({one.message_id: one.sha256 for one in versions}, using=using)
-    groups = {message.group_id for message, _proposal in meant}
     log_action(
         actor,
         Action.EDIT,
         reason=reason,
         messages=[message.pk for message, _proposal in meant],
-        group=groups.pop() if len(groups) == 1 else None,
+        groups=Counter(message.group_id for message, _proposal in meant),
         subject=str(meant[0][0]) if len(meant) == 1 else change.path,
         count=len(meant),
         facts={"change": change.facts(), **key_facts(keys)},

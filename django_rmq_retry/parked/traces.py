@@ -19,7 +19,7 @@ from django_rmq_retry.models import (
     QueueControl,
     StoredResult,
 )
-from django_rmq_retry.models.audit import MESSAGES
+from django_rmq_retry.models.audit import GROUPS, MESSAGES
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.statements import in_slices
 
@@ -66,11 +66,11 @@ def texts_of(value: object) -> Iterator[str]:
 
 
 def _holds_numbers(name: object, value: object) -> bool:
-    """Return True for the numbers of records, where a key that is a number is not meant.
+    """Return True for the numbers of records and error groups, where a key that is a number is not meant.
 
     Of parked messages an action has their ranges in a text, but of the outbox a list of their ids.
     """
-    return name == IDS or (name == MESSAGES and isinstance(value, str))
+    return name in (IDS, GROUPS) or (name == MESSAGES and isinstance(value, str))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

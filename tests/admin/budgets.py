@@ -18,7 +18,7 @@ BUDGETS = {
     "parkedmessage/{message}/change/": 16,
     "errorgroup/": 10,
     "errorgroup/?by=queue": 1,
-    "errorgroup/{group}/change/": 23,
+    "errorgroup/{group}/change/": 24,
     "requeuerun/": 3,
     "requeuerun/{run}/change/": 12,
     "requeuerun/preview/?sel={named}": 21,

@@ -24,7 +24,7 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked import findings, items
-from django_rmq_retry.parked.actions import discard, restore
+from django_rmq_retry.parked.actions import discard, hold, restore
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.run_steering import resume_run
 from django_rmq_retry.parked.selection import Selection
@@ -190,6 +190,31 @@ class TestSeveralGroups:
         assert [act.run for act in searched] == told[1]
         # It has sent no others, and its action says of how many.
         assert f"Last action: Requeue · Requeue run {one.pk} · bob ·" in Page(pages[1]).text
+
+    @pytest.mark.parametrize("erased", [False, True])
+    def test_each_name_the_acts_on_some_of_their_messages(
+        self, page: Client, causes: list[ErrorGroup], *, erased: bool
+    ) -> None:
+        """A group whose messages a filter had discarded said that no operator had acted yet."""
+        keys = ["A-0", "B-0", "B-1"]
+        chosen = ParkedMessage.objects.filter(business_key__in=keys).values_list("pk", flat=True)
+        discard(Selection.of_ids(list(chosen)), ANN, category="duplicate", text="INC-5")
+        held = Selection.of_filter({"group": [one.pk for one in causes], "state": ["parked"]})
+        hold(held, BOB, until=timezone.now() + timedelta(hours=1))
+        act = OperatorAction.objects.get(action="discard")
+        if erased:
+            OperatorAction.objects.filter(pk=act.pk).forget("default")
+        first, second = (Page(page.get(f"{ADMIN}errorgroup/{cause.pk}/change/")).text for cause in causes)
+        told = Page(page.get(f"{ADMIN}operatoraction/{act.pk}/change/"))
+        audited = [run("rmq_audit", "list", "--group", str(cause.pk), "--json").data["items"] for cause in causes]
+
+        # One of the first group was held alone, of the second none was left.
+        assert "Last action: Hold · bob ·" in first
+        assert "Discard (1 chosen from this group) Messages 3" in first
+        assert "Last action: Discard (2 chosen from this group) · ann ·" in second
+        assert [[one["action"] for one in acts] for acts in audited] == [["hold", "discard"], ["discard"]]
+        assert re.search(r"Error groups 2 GatewayTimeout .{,80} 1 GatewayTimeout ", told.text)
+        assert act.intact
 
     @pytest.mark.parametrize(("what", "typed"), [("discard", {"category": "test"}), ("hold", {"span": "2h"})])
     def test_are_discarded_or_held_together(

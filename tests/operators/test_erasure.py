@@ -338,3 +338,10 @@ def test_the_id_of_a_message_that_was_discarded_from_the_outbox_with_others_goes
     assert left[kept.pk]["messages"] == ["9f3c-8", "9f3c-9"]
     with pytest.raises(NothingChosen):
         erase(["1"], ANN, reason="request 13")
+
+
+def test_a_key_that_is_a_number_is_not_that_of_an_error_group() -> None:
+    logged(Action.DISCARD, count=2, facts={"groups": {"77": 1, "78": 1}})
+
+    with pytest.raises(NothingChosen):
+        erase(["77"], ANN, reason="request 12")
