@@ -29,9 +29,10 @@ from django_rmq_retry.admin.message_list import CappedPaginator, chosen_in, coun
 from django_rmq_retry.admin.pages import MOST_RECORDS_LINKED, Listed, Pages, refusal
 from django_rmq_retry.health.doubts import FINDING, NAMES, finding_of
 from django_rmq_retry.markup import NOTHING, Count, count_or_dash, time_exact, visible
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ApprovalRequest, ErrorGroup, OperatorAction, ParkedMessage
 from django_rmq_retry.models.audit import GROUPS, MESSAGES
-from django_rmq_retry.parked.audit import WHOLE_LOG, acts_in, acts_meant, acts_on, messages_named
+from django_rmq_retry.parked.audit import WHOLE_LOG, acts_in, acts_meant, acts_on, keys_left_out, messages_named
 from django_rmq_retry.parked.edit import changes_in_one_line, stored_changes
 from django_rmq_retry.parked.edit_many import PathChange
 from django_rmq_retry.parked.key_lists import keys_of, unmatched_when_stored
@@ -44,6 +45,8 @@ RANGES = re.compile(r"\d{1,18}(-\d{1,18})?( \d{1,18}(-\d{1,18})?)*", re.ASCII)
 """The form in which an action names several messages."""
 MOST_SPANS_LINKED = 1000
 MOST_GROUPS_LINKED = 20
+LONGEST_KEY = 80
+"""Bytes of a key in the list of actions."""
 MOST_KEYS_NAMED = 50
 """The most keys that matched no parked message and are named apart from their list."""
 MOST_KEYS_LINKED = 500
@@ -110,9 +113,11 @@ class ActionList(Listed):
         self.result_list = list(self.result_list) if self.result_count else []
         groups = ErrorGroup.objects.in_bulk({action.group for action in self.result_list if action.group is not None})
         lists = {_list_of(action)[0] for action in self.result_list} - {0}
+        left_out = keys_left_out(self.result_list, self.query)
         unmatched = unmatched_when_stored(lists) if lists and not _hides_keys(request) else {}
         for action in self.result_list:
             action.cause = groups.get(action.group)
+            action.left_out = left_out.get(action.number, "")
             action.unmatched = len(unmatched.get(_list_of(action)[0], ()))
 
     @property
@@ -199,7 +204,12 @@ class OperatorActionAdmin(Pages):
 
     @admin.display(description=gettext_lazy("Subject"))
     def about(self, action: Any) -> SafeString | str:
-        return self._subject(action, action.unmatched)
+        subject = self._subject(action, action.unmatched)
+        if not action.left_out:
+            return subject
+        return format_html(
+            "{} · {}", subject, _("%(key)s was left out") % {"key": visible(short(action.left_out, LONGEST_KEY))}
+        )
 
     def _subject(self, action: OperatorAction, unmatched: int) -> SafeString | str:
         """Return the action's object with the run, if it has both; of a check also what was in doubt."""
@@ -290,7 +300,7 @@ class OperatorActionAdmin(Pages):
         said |= {GROUPS} if groups else set()
         said |= ({"request"} if asked else set()) | ({"change"} if change else set())
         # By hand chosen messages are the record numbers.
-        said |= {"selection"} if records and _inside(action.details, "selection").get("ids") else set()
+        said |= {"selection"} if records and action.inside("selection").get("ids") else set()
         title = _("%(action)s by %(name)s") % {"action": action.get_action_display(), "name": action.who}
         names = [str(one) for one in action.details.get(NAMES, ())] if finding_of(action) else []
         said |= {FINDING, NAMES} if finding_of(action) else set()
@@ -384,16 +394,15 @@ def _change(request: HttpRequest, action: OperatorAction) -> str:
 
 def _list_of(action: OperatorAction) -> tuple[int, int]:
     """Return number and length of the list of keys by which an action chose its messages; zeros if it did not."""
-    listed = _inside(action.details, "selection", "filter", LISTED)
+    listed = action.inside("selection", "filter", LISTED)
     number, count = listed.get("list"), listed.get("count")
     return (number, count) if isinstance(number, int) and isinstance(count, int) else (0, 0)
 
 
 def _by_hand(action: OperatorAction) -> Mapping[str, Any]:
     """Return the messages of an action that were chosen one by one, if it names all of them."""
-    chosen = _inside(action.details, "selection")
-    ids = _inside(chosen, "ids")
-    return ids if len(ids) == chosen.get("count") else {}
+    ids = action.inside("selection", "ids")
+    return ids if len(ids) == action.inside("selection").get("count") else {}
 
 
 def _list_in_words(count: int, unmatched: int) -> str:
@@ -419,9 +428,8 @@ def _why_nothing(request: HttpRequest, asked: str) -> str:
 
 def _listed(action: OperatorAction) -> list[tuple[str, Sequence[str]]]:
     """Return the keys by which the action's messages were chosen, or left out."""
-    chosen = _inside(action.details, "selection", "filter")
     titles = {LISTED: _("Keys of the list"), EXCEPT: _("Left out")}
-    lists = [(title, _inside(chosen, name).get("list")) for name, title in titles.items()]
+    lists = [(title, action.inside("selection", "filter", name).get("list")) for name, title in titles.items()]
     return [(title, keys_of(number)) for title, number in lists if isinstance(number, int)]
 
 
@@ -429,10 +437,3 @@ def _said(action: OperatorAction) -> set[str]:
     """Return the facts that its page says already: the category that begins its reason, and that it is sealed."""
     begins = action.reason.partition(":")[0]
     return {"seal"} | ({"category"} if begins and action.details.get("category") == begins else set())
-
-
-def _inside(facts: object, *names: str) -> Mapping[str, Any]:
-    """Follow these names into the facts; empty if the row was written by other software and holds something else."""
-    for name in names:
-        facts = facts.get(name) if isinstance(facts, Mapping) else None
-    return facts if isinstance(facts, Mapping) else {}

@@ -159,12 +159,19 @@ class OperatorAction(models.Model):
     @property
     def details(self) -> Mapping[str, Any]:
         """The facts by name; empty if the row was written by other software and holds something else."""
-        return self.facts if isinstance(self.facts, dict) else {}
+        return self.inside()
 
     @property
     def who(self) -> str:
         """The operator; of an approved act, also who approved it."""
         return both_names(self.actor_name, self.details.get("approved_by"))
+
+    def inside(self, *names: str) -> Mapping[str, Any]:
+        """Follow these names into the facts; empty if they lead nowhere, or to something else in a row of others."""
+        found: object = self.facts
+        for name in names:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
 
     def get_action_display(self) -> str:  # type: ignore[no-redef]  # Django keeps a method that the class defines
         """Return the name of the action, with its object if that is a queue, an outbox row or another act."""

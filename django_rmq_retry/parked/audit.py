@@ -1,14 +1,14 @@
 """The audit log: adds the actions of operators, and finds out whether the rows are those that were added."""
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial, reduce
 from operator import and_
 from typing import Any
 
 from django.db import router, transaction
-from django.db.models import Count, F, Max, Q, Subquery, TextField
+from django.db.models import Count, F, Max, Q, QuerySet, Subquery, TextField
 from django.db.models.functions import Cast
 
 from django_rmq_retry import database_clock
@@ -21,6 +21,7 @@ from django_rmq_retry.models import (
     EarlyRetry,
     FormerName,
     ItemState,
+    ListedKey,
     OperatorAction,
     ParkedMessage,
     RequeueItem,
@@ -31,7 +32,7 @@ from django_rmq_retry.models.parked import folded
 from django_rmq_retry.models.runs import STILL_TO_SEND
 from django_rmq_retry.parked.admin_history import add_entry
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.selection import MOST_SEARCHED_IDS, number_in, numbers_of
+from django_rmq_retry.parked.selection import EXCEPT, MOST_SEARCHED_IDS, number_in, numbers_of
 from django_rmq_retry.statements import lock
 
 log = logging.getLogger("django_rmq_retry")
@@ -193,13 +194,16 @@ def runs_with(group: int) -> dict[int, int]:
 def acts_in(group: int, runs: Collection[int] | None = None) -> Q:
     """Return the filter for the actions on an error group, alone or with others, and on the runs with its messages."""
     runs = runs_with(group) if runs is None else runs
-    newest = OperatorAction.objects.order_by("-number")
-    latest = Q(number__gt=Subquery(newest.values(before=F("number") - LATEST_ACTS)[:1]), group=None)
-    several = OperatorAction.objects.filter(latest, **{f"facts__{GROUPS}__has_key": str(group)})
+    several = _latest(LATEST_ACTS).filter(**{"group": None, f"facts__{GROUPS}__has_key": str(group)})
     numbers = several.order_by("-number").values_list("number", flat=True)
     # Of a run some messages were checked, which the action names.
     of_runs = Q(run__in=list(runs)) & ~Q(action=Action.CHECK)
     return Q(group=group) | of_runs | Q(number__in=list(numbers[:MOST_ACTS]))
+
+
+def _latest(most: int) -> "QuerySet[OperatorAction]":
+    newest = OperatorAction.objects.order_by("-number")
+    return OperatorAction.objects.filter(number__gt=Subquery(newest.values(before=F("number") - most)[:1]))
 
 
 def newest_acts(
@@ -237,14 +241,40 @@ def messages_named(text: str) -> list[int]:
     Case is ignored in business keys and the names of deleted messages. Message IDs have no index without case: they are
     found as typed, in upper case, in lower case, or with an initial capital.
     """
-    spelled = {text, text.upper(), text.lower(), text.capitalize()}
     deleted = FormerName.objects.filter(folded=folded(text), message__isnull=False)
     former: Any = deleted.order_by("-message").values_list("message", flat=True)
     keys: Any = BusinessKey.objects.filter(folded=folded(text)).order_by("-message").values_list("message", flat=True)
-    ids = ParkedMessage.objects.filter(message_id__in=spelled).order_by("-pk").values_list("pk", flat=True)
+    ids = ParkedMessage.objects.filter(message_id__in=_spelled(text)).order_by("-pk").values_list("pk", flat=True)
     number = number_in(text.removeprefix("#"))
     near: set[int] = {*former.distinct()[:MOST_NAMES], *keys.distinct()[:MOST_SEARCHED_IDS], *ids[:MOST_SEARCHED_IDS]}
     return list({*numbers_of(text), *near, *([] if number is None else [number])})
+
+
+def _spelled(name: str) -> set[str]:
+    """Return the spellings by which a name is found where there is no index without case."""
+    return {name, name.upper(), name.lower(), name.capitalize()}
+
+
+def leaving_out(name: str) -> Q:
+    """Return the filter for the latest actions that left out this key; of an export that says nothing."""
+    kept = ListedKey.objects.filter(list__kept=True, value__in=_spelled(name))
+    lists = list(kept.order_by("-list").values_list("list", flat=True).distinct()[:MOST_RUNS])
+    if not lists:
+        return Q(pk__in=())
+    acts = _latest(MOST_SAID).filter(**{f"facts__selection__filter__{EXCEPT}__list__in": lists})
+    numbers = acts.exclude(action=Action.EXPORT).order_by("-number").values_list("number", flat=True)
+    return Q(number__in=list(numbers[:MOST_ACTS]))
+
+
+def keys_left_out(actions: Iterable[OperatorAction], asked: str) -> dict[int, str]:
+    """Return of the keys that a search names the one that each of these actions left out, by the action's number."""
+    facts = {action.number: action.inside("selection", "filter", EXCEPT).get("list") for action in actions}
+    lists = {number: listed for number, listed in facts.items() if isinstance(listed, int)}
+    names = {spelled for name in (asked, *_words(asked)[:MOST_WORDS]) for spelled in _spelled(name)}
+    if not (lists and asked):
+        return {}
+    keys = dict(ListedKey.objects.filter(list__in=lists.values(), value__in=names).values_list("list", "value"))
+    return {number: keys[listed] for number, listed in lists.items() if listed in keys}
 
 
 def actions_named(text: str) -> Q:
@@ -281,12 +311,11 @@ def _words(text: str) -> list[str]:
 
 
 def _about(name: str) -> Q:
-    """Return the filter for all actions on the messages with this name or #number, which may be deleted."""
+    """Return the filter for all actions on, or without, the messages with this name or #number; they may be deleted."""
     if name.startswith("#") and (number := number_in(name[1:])) is not None:
         return acts_on([number])
     # The subject is the message's name at that time.
-    spelled = (name, name.upper(), name.lower(), name.capitalize())
-    return Q(message__isnull=False, subject__in=spelled) | actions_named(name)
+    return Q(message__isnull=False, subject__in=_spelled(name)) | actions_named(name) | leaving_out(name)
 
 
 def _said(words: Collection[str]) -> Q:

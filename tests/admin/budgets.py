@@ -25,7 +25,7 @@ BUDGETS = {
     "requeuerun/preview/?sel={filtered}": 20,
     "requeuerun/waiting/?queue=payments.main": 2,
     "operatoraction/": 3,
-    "operatoraction/?q={key}": 13,
+    "operatoraction/?q={key}": 14,
     "livestatus/": 25,
     "blockedkey/": 3,
     "outboxmessage/": 4,

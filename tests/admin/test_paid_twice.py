@@ -615,6 +615,25 @@ def test_the_failures_of_a_second_publish_are_not_those_of_a_requeue(page: Clien
 
 
 class TestTheProof:
+    def test_names_the_run_that_left_a_key_out_to_who_asks_the_audit_log_for_the_key(self, page: Client) -> None:
+        """No action was found on PAY-0, although somebody had decided that it is not sent."""
+        cause = made.group()
+        for number in range(3):
+            made.message(cause, business_key=f"PAY-{number}")
+        rest = press(page, previewed(page, group=cause.pk), "Leave these out", **{"except": "PAY-0"})
+        press(page, rest, "Requeue 2 messages", reason="INC-5")
+        number = RequeueRun.objects.get().pk
+        asked = ("pay-0", "PAY-0 lead", "PAY-1", "PAY-8")
+        told = {one: Page(page.get(f"{ADMIN}operatoraction/?q={one}")).text for one in asked}
+
+        assert f"Requeue run {number} · PAY-0 was left out" in told["pay-0"]
+        assert f"Requeue run {number} · PAY-0 was left out" in told["PAY-0 lead"]
+        assert f"Requeue run {number}" in told["PAY-1"]
+        assert "left out" not in told["PAY-1"]
+        assert f"Requeue run {number}" not in told["PAY-8"]
+        for option in ("--message", "--search"):
+            assert "(PAY-0 was left out)" in run("rmq_audit", "list", option, "PAY-0").out
+
     def test_has_times_operator_keys_left_out_and_failures_by_error(self, page: Client) -> None:
         cause = made.group()
         for number in range(4):

@@ -14,7 +14,16 @@ from django_rmq_retry.management.arguments import add_limit, age, moment
 from django_rmq_retry.management.command import Options, RmqCommand, add_yes
 from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import Action, OperatorAction
-from django_rmq_retry.parked.audit import actions_named, acts_by, acts_in, acts_meant, audit_head, verify
+from django_rmq_retry.parked.audit import (
+    actions_named,
+    acts_by,
+    acts_in,
+    acts_meant,
+    audit_head,
+    keys_left_out,
+    leaving_out,
+    verify,
+)
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.retention import purge_audit
 from django_rmq_retry.parked.transfer import audit_lines
@@ -68,7 +77,8 @@ class Command(RmqCommand):
         elif actions:
             terminal = self.stdout.isatty()
             head = ("NUMBER", "AT", "BY", "ACTION", "COUNT", "SUBJECT", "REASON")
-            cells = [_cells(one, terminal=terminal) for one in actions]
+            left_out = keys_left_out(actions, options["message"] or options["search"] or "")
+            cells = [_cells(one, left_out.get(one.number, ""), terminal=terminal) for one in actions]
             self.table([head, *cells], cut=True)
         else:
             self.say("No action matches.")
@@ -118,7 +128,7 @@ def head_of_log(text: str) -> str:
 def _chosen(options: Options) -> QuerySet[OperatorAction]:
     rows: QuerySet[OperatorAction] = OperatorAction.objects.all()
     if options["message"]:
-        rows = rows.filter(actions_named(options["message"]))
+        rows = rows.filter(actions_named(options["message"]) | leaving_out(options["message"]))
     given = {name: options[name] for name in ("run", "action") if options[name] is not None}
     if options["group"] is not None:
         rows = rows.filter(acts_in(options["group"]))
@@ -137,10 +147,10 @@ def _data(one: OperatorAction) -> dict[str, object]:
     return {"at": clock(one.at, terminal=False), **who, **{name: getattr(one, name) for name in names}}
 
 
-def _cells(one: OperatorAction, *, terminal: bool) -> tuple[object, ...]:
+def _cells(one: OperatorAction, left_out: str, *, terminal: bool) -> tuple[object, ...]:
     who = f"{one.who} ({one.behalf})" if one.behalf else one.who
     places = [f"{name} {getattr(one, name)}" for name in NUMBER_OPTIONS if getattr(one, name) is not None]
     finding = f"{finding_of(one)}:" if finding_of(one) else ""
-    subject = " ".join(filter(None, [finding, *places, one.subject]))
+    subject = " ".join(filter(None, [finding, *places, one.subject, left_out and f"({left_out} was left out)"]))
     count = "-" if one.messages is None else one.messages
     return one.number, clock(one.at, terminal=terminal), who, one.action, count, subject, one.reason
