@@ -1,11 +1,11 @@
 """What became of the messages of a requeue run: which failed again and where they are now, and which it left out."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery
 from django.db.models.expressions import Combinable
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
@@ -20,7 +20,7 @@ from django_rmq_retry.models import (
     RunState,
     State,
 )
-from django_rmq_retry.models.parked import reason_text
+from django_rmq_retry.models.parked import UNRESOLVED, reason_text
 from django_rmq_retry.parked.claims import sent_by_others
 from django_rmq_retry.parked.findings import DECIDED
 from django_rmq_retry.parked.operators import has_own_rules
@@ -35,6 +35,8 @@ FAILED_BY = {"of": "error", "why": "reason", "now": "state"}
 """The columns of a message that tell of a failed item why it failed, and where it is."""
 UNSURE = {ItemState.UNCONFIRMED: "unconfirmed_of_run", ItemState.SENT: "waiting_of_run"}
 """The filter that lists the messages of each of these states."""
+NOT_PROCESSED = (ItemState.SENT, ItemState.UNCONFIRMED, ItemState.FAILED)
+"""States of what a run has sent, or perhaps, and of which it does not know that it was processed."""
 MOST_OTHERS = 5
 """The most other messages that are named because of which some were left out."""
 
@@ -75,6 +77,19 @@ class Alike:
     def more(self) -> bool:
         """True if some of them are not named."""
         return self.number > len(self.items) + len(self.decisions)
+
+
+def resolved(runs: Iterable[RequeueRun]) -> set[int]:
+    """Return the finished runs of which messages failed again, or have no outcome, and none of these is unresolved.
+
+    What became of very many is not looked up, nor of retries, which the broker has.
+    """
+    ended = [run for run in runs if run.state == RunState.FINISHED and not run.retries_of]
+    left = [run.pk for run in ended if 0 < run.sent + run.unconfirmed - run.processed <= MOST_LOOKED_UP]
+    if not left:
+        return set()
+    without = RequeueItem.objects.filter(run=OuterRef("pk"), state__in=NOT_PROCESSED, message__state__in=UNRESOLVED)
+    return set(RequeueRun.objects.filter(~Exists(without), pk__in=left).values_list("pk", flat=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from django.utils.translation import ngettext
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin.broker_look import Look
 from django_rmq_retry.health.processes import lost_since_now
-from django_rmq_retry.markup import MIXED, badge, visible
+from django_rmq_retry.markup import MIXED, visible
 from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import SENT_LATELY
 from django_rmq_retry.parked.database import records_alias
@@ -126,24 +126,29 @@ def _in_words(state: ItemState, count: int, run: RequeueRun, *, over: bool) -> S
     return mark_safe(counted(texts[state], counter=count))  # noqa: S308 - translations are ours
 
 
-def run_badge(run: RequeueRun, *, unreachable: bool = False, held: str = "", checked: bool = False) -> SafeString:
-    """Return the badge for the state or outcome of a requeue run."""
-    return badge(*run_outcome(run, unreachable=unreachable, held=held, checked=checked))
-
-
 def run_outcome(
-    run: RequeueRun, *, unreachable: bool = False, held: str = "", checked: bool = False
+    run: RequeueRun, *, unreachable: bool = False, held: str = "", checked: bool = False, resolved: bool = False
 ) -> tuple[str, str]:
     """Return the badge's name and text: a finished requeue run shows its outcomes, a sending one needs a broker.
 
-    One that waits shows which stopped queue it waits for; ``held`` has these words. If an operator has ``checked`` what
-    was handled twice, or perhaps, it calls for nobody any more.
+    One that waits shows which stopped queue it waits for; ``held`` has these words. It calls for nobody any more if an
+    operator has ``checked`` what was handled twice, or perhaps, and if what was left of it is ``resolved``.
     """
     if run.state == RunState.RUNNING:
         return _sending(run, unreachable=unreachable, held=held)
     if run.state != RunState.FINISHED:
         guarded = run.state == RunState.PAUSED and run.wait == RunWait.GUARD
         return run.state, _because(_("Paused by its guard") if guarded else run.get_state_display(), held)
+    doubt = (run.handled_twice or run.perhaps_twice) and not checked
+    calm, left = MIXED if doubt else run.state, _left(run)
+    if left is None:
+        return (calm, run.get_state_display()) if run.sent else (ItemState.SKIPPED, _("Nothing was sent"))
+    kind, text = left
+    return (calm, " · ".join([text, _("all resolved since")])) if resolved else (kind, text)
+
+
+def _left(run: RequeueRun) -> tuple[str, str] | None:
+    """Return the badge's name and text for what a finished run has not done; None if all that it sent was processed."""
     failed = ngettext("%(count)d failed again", "%(count)d failed again", run.failed)
     unsure = ngettext("%(count)d not confirmed", "%(count)d not confirmed", run.unconfirmed)
     known = [counted(text, count=count) for text, count in ((failed, run.failed), (unsure, run.unconfirmed)) if count]
@@ -155,9 +160,7 @@ def run_outcome(
     if run.sent and silent > 0:
         text = ngettext("%(count)d without an outcome", "%(count)d without an outcome", silent)
         return RunState.WAITING, counted(text, count=silent)
-    doubt = (run.handled_twice or run.perhaps_twice) and not checked
-    done = (MIXED if doubt else run.state, run.get_state_display())
-    return done if run.sent else (ItemState.SKIPPED, _("Nothing was sent"))
+    return None
 
 
 def _because(text: str, held: str) -> str:

@@ -39,7 +39,7 @@ from django_rmq_retry.admin.labels import cut_line, labelled
 from django_rmq_retry.admin.pages import Button, Pages, refusal, requires
 from django_rmq_retry.admin.queues import StoppedBadge, StoppedQueues
 from django_rmq_retry.admin.run_outcomes import MOST_ITEMS, Since
-from django_rmq_retry.admin.run_state import parts, run_badge, run_outcome, sum_of, waits_for_broker
+from django_rmq_retry.admin.run_state import parts, run_outcome, sum_of, waits_for_broker
 from django_rmq_retry.admin.timeline import CHANGED, activity
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.queue_state import QueueState
@@ -51,7 +51,7 @@ from django_rmq_retry.health.held import awaits_end_of_doubts, leave_out_unfound
 from django_rmq_retry.health.problems import in_processes
 from django_rmq_retry.health.processes import any_alive, read_if_open
 from django_rmq_retry.health.rules import Code, Problem
-from django_rmq_retry.markup import NOTHING, time_minute, time_span, visible, wrapping
+from django_rmq_retry.markup import NOTHING, badge, time_minute, time_span, visible, wrapping
 from django_rmq_retry.models import (
     Action,
     ConsumerProcess,
@@ -154,10 +154,11 @@ class RequeueRunAdmin(Pages):
         leave_out_unfounded(shown.result_list)
         causes, not_sent = causes_of(shown.result_list), _not_sent(shown.result_list)
         checks = checks_of_runs(shown.result_list)
-        held = held_up(filter(stands, shown.result_list))
+        held, resolved = held_up(filter(stands, shown.result_list)), run_outcomes.resolved(shown.result_list)
         for run in shown.result_list:
             run.what, run.not_sent = _what(run, causes[run.pk]), not_sent.get(run.pk, 0)
             run.check, run.held = checks.get(run.pk), in_few_words(held.get(run.pk, ()))
+            run.resolved = run.pk in resolved
         return shown
 
     def row_page(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -206,7 +207,8 @@ class RequeueRunAdmin(Pages):
         if not_sent:
             shown_at[ItemState.PENDING] = shown_at[ItemState.SKIPPED]
         stopped = [] if over else held_up([run]).get(run.pk, [])
-        held = in_few_words(stopped) if stands(run) else ""
+        held, resolved = in_few_words(stopped) if stands(run) else "", bool(run_outcomes.resolved([run]))
+        kind, state = run_outcome(run, unreachable=away, held=held, checked=_is_checked(check), resolved=resolved)
         return self.page(
             request,
             "requeuerun/run.html",
@@ -229,8 +231,8 @@ class RequeueRunAdmin(Pages):
             decided=_decided(run),
             look=seen,
             others_send=run.active and bool(seen.unreachable) and not away,
-            badge=run_badge(run, unreachable=away, held=held, checked=_is_checked(check)),
-            state=run_outcome(run, unreachable=away, held=held)[1],
+            badge=badge(kind, state),
+            state=state,
             first=_first_processed(run),
             follow=driven and not silent and run.unsent > 0,
             stopped=_badges(stopped),
@@ -374,11 +376,16 @@ def _chosen(run: RequeueRun, *, told: Collection[str]) -> str:
 
 
 def badge_of(
-    run: RequeueRun, seen: broker_look.Look | None = None, *, held: str = "", checked: bool = False
+    run: RequeueRun,
+    seen: broker_look.Look | None = None,
+    *,
+    held: str = "",
+    checked: bool = False,
+    resolved: bool = False,
 ) -> SafeString:
     """Return the badge of a run, with what this process knows of the broker."""
     away = waits_for_broker(run, seen or broker_look.glimpse())
-    return run_badge(run, unreachable=away, held=held, checked=checked)
+    return badge(*run_outcome(run, unreachable=away, held=held, checked=checked, resolved=resolved))
 
 
 def _first_processed(run: RequeueRun) -> RequeueItem | EarlyRetry | None:
@@ -572,7 +579,7 @@ def _with_spans(times: Sequence[tuple[datetime, datetime]]) -> list[tuple[dateti
 
 def _state(run: Any) -> SafeString:
     """Return the badge of a run, and why it stands: the reason of its start does not tell that."""
-    shown = badge_of(run, held=run.held, checked=run.check is not None)
+    shown = badge_of(run, held=run.held, checked=run.check is not None, resolved=run.resolved)
     if run.state not in (RunState.RUNNING, RunState.PAUSED, RunState.STOPPED) or not run.explanation:
         return shown
     return format_html('{} <span class="rmq-quiet rmq-stood">{}</span>', shown, cut_line(run.explanation))

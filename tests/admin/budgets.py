@@ -40,7 +40,8 @@ run that still has to send something. That of a run has three for what was decid
 many it names: the messages, and the acts on several and on one. That of a group has one more if its newest message was
 requeued. The live status has one more while runs send, messages fail, or a request waits for a second person; pages of
 messages and groups ask for such requests, too. The list of runs has one more while one waits; it and the live status
-have one more for each run that waits while a queue is stopped."""
+have one more for each run that waits while a queue is stopped. The list and the page of a run have one more if some of
+its messages failed again, were not confirmed, or have no outcome."""
 _NUMBER = re.compile(r"\{\w+\}|\d+")
 
 

@@ -337,6 +337,7 @@ def test_a_run_that_will_wait_for_its_first_outcomes_estimates_no_end(page: Clie
 )
 def test_the_badge_of_a_finished_run_shows_its_result(page: Client, counts: dict[str, int], badge: str) -> None:
     run = run_of(state=RunState.FINISHED, **counts)
+    RequeueItem.objects.create(run=run, message=made.message(), place=0, revision=1, state=ItemState.FAILED)
 
     assert badge in shown(page, run)
     assert badge in Page(page.get(RUNS)).text
@@ -883,6 +884,20 @@ def test_the_page_of_a_run_says_where_its_failures_are_now_and_requeues_those_st
     assert "Now: 1 Processed · 2 Discarded" in later
     assert "An operator decides" not in later
     assert "that failed again…" not in later
+
+
+def test_a_run_whose_failures_were_all_resolved_since_calls_for_nobody(page: Client) -> None:
+    """The list of runs kept "28 failed again" in amber, although a later run had sent all of these."""
+    run, badge = ended_run(), "3 failed again · all resolved since"
+    discard_messages(ParkedMessage.objects.filter(state="parked").values_list("pk", flat=True))
+    # Of one nobody knows yet what became of it.
+    before = [shown(page, run), Page(page.get(RUNS)).text]
+    ParkedMessage.objects.filter(business_key="PAY-5").update(state="processed")
+
+    assert ["✕ 3 failed again" in text for text in before] == [True, True]
+    assert "resolved since" not in "".join(before)
+    assert f"✓ {badge}" in shown(page, run)
+    assert f"✓ {badge}" in Page(page.get(RUNS)).text
 
 
 @pytest.mark.database
