@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 from django.db.models import Q
 
@@ -55,7 +55,7 @@ class RunDriver(Recurring):
                 self._do_due()
         except Exception as error:  # noqa: BLE001 - the thread lives as long as its process
             self._complain(error)
-            self._steps.clear()
+            self._leave()
             return self._look
         self._failures.ends()
         nearest = min((at for _one, at in self._steps.values()), default=float("inf"))
@@ -94,6 +94,13 @@ class RunDriver(Recurring):
                 del self._steps[run_id]
             else:
                 self._steps[run_id] = one, time.monotonic() + max(wait, SLICE_SECONDS if one.waiting else 0.0)
+
+    def _leave(self) -> None:
+        """Leave all runs to the next driver; without a database their leases expire by themselves."""
+        for one, _at in self._steps.values():
+            with suppress(Exception):
+                one.end()
+        self._steps.clear()
 
     def at_end(self) -> None:
         for one, _at in self._steps.values():

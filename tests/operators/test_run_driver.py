@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from django_rmq_retry.models import Attempt, RequeueRun, RunState, State
 from django_rmq_retry.parked import run_driver as driving
+from django_rmq_retry.parked.run_steps import RunSteps
 from tests.operators.made import again, pause_run, record, requeue_run
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
@@ -108,3 +109,22 @@ def test_a_failing_database_is_logged_once_and_retried(
         wait_until(lambda: RequeueRun.objects.get(pk=run.pk).sent == 1, what="the run")
 
     assert len([one for one in caplog.records if getattr(one, "event", "") == "runs"]) == 1
+
+
+@pytest.mark.usefixtures("wired")
+def test_a_run_whose_driver_failed_has_another_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It kept the lease: for 15 s nobody sent, and its page said that it was sent."""
+
+    def fails(steps: RunSteps) -> float | None:
+        step(steps)
+        raise OperationalError("deadlock detected")
+
+    run, step = requeue_run([record().pk, record().pk], rate=1), RunSteps.step
+    driver = driving.RunDriver(look=0)
+    with monkeypatch.context() as breaking:
+        breaking.setattr(RunSteps, "step", fails)
+        driver.turn()
+    left = RequeueRun.objects.get(pk=run.pk)
+
+    assert (left.sent, left.leased_until) == (1, None)
+    assert driving.undriven(1) == [run.pk]
