@@ -89,7 +89,9 @@ class ItemSender:
             self._lease.note_wait(run, self._pacing(run, claims, choice))
         elif PublishEnd.UNKNOWN in outcomes:
             self._unconfirmed_slices += 1
-            if self._unconfirmed_slices > 1:
+            run.refresh_from_db(fields=["sent", "skipped", "unconfirmed"])
+            # Once nothing is left, a pause could hold back nothing.
+            if self._unconfirmed_slices > 1 and run.unsent:
                 self._lease.change(state=RunState.PAUSED, wait=RunWait.NOT_CONFIRMED)
         elif PublishEnd.UNSENT in outcomes:
             self._lease.note_wait(run, RunWait.BROKER_AWAY)

@@ -1,7 +1,7 @@
 """Runs: rate, guards, first messages, keys and depths; who drives them, and what is left when one is killed."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,6 +11,7 @@ from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.amqp import CONFIRMED
+from django_rmq_retry.amqp.contracts import Cause, unanswered
 from django_rmq_retry.models import (
     Action,
     ConsumerProcess,
@@ -26,7 +27,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.parked import copies, item_sender
-from django_rmq_retry.parked.claims import ClaimResult, claim, end_expired_claims, store_results
+from django_rmq_retry.parked.claims import Claim, ClaimResult, claim, end_expired_claims, store_results
 from django_rmq_retry.parked.lease import RUN_LEASE
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.pace import RunPace
@@ -982,6 +983,18 @@ class TestBroker:
         assert ParkedMessage.objects.filter(unconfirmed=True, state=State.PARKED).count() == 2
         wait_until(lambda: depth(amqp) == 3, what="what was sent before nobody confirmed")
         check_counters()
+
+    def test_missing_confirms_pause_no_run_of_which_nothing_is_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It asked its operator whether to send the other 0 messages."""
+
+        def unconfirmed(claims: Sequence[Claim], **_: object) -> list[ClaimResult]:
+            return [ClaimResult(claim=one, result=unanswered(Cause.TIMEOUT, "no confirm")) for one in claims]
+
+        run, clock = started(2, rate=10), Clock()
+        monkeypatch.setattr(item_sender, "publish", unconfirmed)
+        stepped(driver_of(run, clock=clock, targets=Targets()), clock, 3)
+
+        assert (now(run).state, now(run).unconfirmed, now(run).wait) == (RunState.FINISHED, 2, "")
 
 
 class TestLeases:
