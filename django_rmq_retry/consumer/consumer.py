@@ -132,6 +132,8 @@ class Consumer:
         """The monotonic time at which the connection was lost; None while there is one, and before the first one."""
         self.closing_since: float | None = None
         """The monotonic time at which it began to close the connection for good: what it has returns to its queues."""
+        self.gave_back = False
+        """True if it was told to end, and handlers did not finish in time."""
         self.unread: Callable[[], bool] = lambda: False
         """Returns True until the pauses of the queues were read once: none of them is consumed before."""
         able = lambda: self.online and not self._over  # noqa: E731
@@ -404,10 +406,10 @@ class Consumer:
         self._give_back_rest()
         if not self._workers.wait_quiet(self._limits.shutdown, hung=lambda: len(self._hung_handlers.look())):
             left = self._workers.running - len(self._hung_handlers.look())
-            log.error(
-                "%s handlers did not finish; their messages return to their queues, or are lost with ack=auto", left
-            )
-            self._code = self._code or Exit.ERROR
+            text = f"{plural(left, 'handler')} did not finish within {self._limits.shutdown:g} s"
+            log.error("%s; their messages return to their queues, or are lost with ack=auto", text)
+            if not self._code:
+                self.gave_back, self.why, self._code = True, f"{self.why}, but {text}", Exit.ERROR
         if hung := self._hung_handlers.look():
             self._code, self.hung = self._code or Exit.ERROR, True
             self._hung_handlers.settle(hung)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -61,6 +62,7 @@ class Heartbeat(Recurring):
             "threads": threads,
             "queues": list(queues),
         }
+        self._woken = threading.Event()
         self._began = time.monotonic()
         self._due = 0.0
         self._written: Status | None = None
@@ -78,6 +80,14 @@ class Heartbeat(Recurring):
             # What it replaces has just died: it is not to count as one that runs.
             self._try(partial(note_gone, silent_for=timedelta() if first else SILENT_AFTER))
         return STATUS_SECONDS
+
+    def wait(self, seconds: float) -> None:
+        self._woken.wait(seconds)
+        self._woken.clear()
+
+    def wake(self) -> None:
+        """Look at the status now: the broker says at once that it consumes no more, and its row is to say why."""
+        self._woken.set()
 
     def at_end(self) -> None:
         """Delete the row; keep it after a fault, or if handlers have not finished: their messages return to queues."""
@@ -138,6 +148,7 @@ class Heartbeat(Recurring):
             "ended_at": None,
             "fault": "",
             "ended_by": "",
+            "gave_back": ended and self._consumer.gave_back,
         }
         if ended and self._consumer.fault:
             columns |= {"stopping": True, "ended_at": at, "fault": short(self._consumer.fault, FAULT_BYTES)}

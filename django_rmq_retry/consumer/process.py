@@ -219,6 +219,8 @@ class ConsumingProcess:
         self._reached()
 
     def _stopping(self) -> None:
+        if (heartbeat := self._with_threads.heartbeat) is not None:
+            heartbeat.wake()
         if self._states is not None:
             self._states.end()
 

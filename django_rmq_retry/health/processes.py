@@ -28,8 +28,7 @@ from django_rmq_retry.wording import listed, number
 
 LOOP_DEATHS, LOOP_SPAN = 3, timedelta(minutes=30)
 """So many processes that replaced one another and vanished within this time need somebody, although the last lives, for
-as long after the last death. Of a process that lived for less than LIVED its own death and the one before it are
-enough; two that an operator ends within minutes are no loop."""
+as long after the last death. Two are no loop: an operator may end one, and then all of them."""
 LOOP_OVER_AFTER, LOOP_OVER_BY = timedelta(minutes=2), 1.5
 """A crash loop seems over once its last process has run for longer than this, and so many times as long as any other:
 what ends each after five minutes ends the next one not to the second."""
@@ -496,8 +495,8 @@ def dead_processes(rows: Iterable[ConsumerProcess], now: datetime) -> list[Dead]
 def _without_successor(row: ConsumerProcess, now: datetime, *, shared: bool) -> Dead:
     if not shared:
         return Dead(row=row, state=ProcessState.VANISHED)
-    until, told = row.beat_at + TAKEN_OVER_AFTER, row.stopping and row.ended_at is None
-    if told or now > until:
+    until = row.beat_at + TAKEN_OVER_AFTER
+    if row.told_to_end or now > until:
         return Dead(row=row, state=ProcessState.TAKEN_OVER)
     return Dead(row=row, state=ProcessState.VANISHED, red_until=until)
 
@@ -517,22 +516,22 @@ def _in_loops(
     """Those of all but the first, which was no part of the loop."""
     for last in line:
         late = bool(dead) and last.started_at - dead[-1].beat_at > TAKEN_OVER_AFTER
-        if _is_loop(dead, lives) and (late or dead[-1].replaced or _outlived(last, lives, now)):
+        if len(dead) >= LOOP_DEATHS and (late or dead[-1].replaced or _outlived(last, lives, now)):
             loops.append(CrashLoop(dead=tuple(dead), last=last, over=True))
             dead, lives = [], []
         elif late:
             dead, lives = [], []
-        # One that is frozen has not died: it makes no loop with others that were killed.
-        if last.vanished(now) and id(last) not in frozen:
+        # One that is frozen has not died, nor has one that gave back: they make no loop with others that were killed.
+        if last.vanished(now) and not (id(last) in frozen or last.gave_back):
             lives += [last.ran(now)] if dead else []
             dead.append(last)
             outlived, slow = _last_long_life(lives), _last_slow_death(dead)
-            if outlived > slow and _is_loop(dead[:outlived], lives[: outlived - 1]):
+            if outlived > slow and outlived >= LOOP_DEATHS:
                 loops.append(CrashLoop(dead=tuple(dead[:outlived]), last=dead[outlived], over=True))
             if first := max(outlived, slow):
                 dead, lives = dead[first:], lives[first:]
     given_up = last.vanished(now) and now - last.beat_at > TAKEN_OVER_AFTER and _reads_all(read, last)
-    if _is_loop(dead, lives) and not given_up:
+    if len(dead) >= LOOP_DEATHS and not given_up:
         loops.append(CrashLoop(dead=tuple(dead), last=last, over=dead[-1].replaced))
     return {id(row): loop for loop in loops if now < _told_until(loop, now) for row in loop.dead}
 
@@ -548,13 +547,6 @@ def _told_until(loop: CrashLoop, now: datetime) -> datetime:
 
 def _reads_all(read: Collection[str], row: ConsumerProcess) -> bool:
     return bool(read) and set(read) >= set(row.queues)
-
-
-def _is_loop(dead: Sequence[ConsumerProcess], lives: Sequence[timedelta]) -> bool:
-    """Return True if these deaths are enough: an early second one, unless a deployment ended one of the two."""
-    if len(dead) >= LOOP_DEATHS:
-        return True
-    return bool(lives) and lives[-1] < LIVED and not any(row.stopping and not row.ended_at for row in dead)
 
 
 def _last_long_life(lives: Sequence[timedelta]) -> int:

@@ -158,6 +158,7 @@ class Migration(migrations.Migration):
                     "ended_by",
                     models.CharField(blank=True, db_default="", default="", editable=False, max_length=150),
                 ),
+                ("gave_back", models.BooleanField(db_default=False, default=False, editable=False)),
                 ("started_at", models.DateTimeField(verbose_name="started")),
                 ("beat_at", models.DateTimeField(verbose_name="last heartbeat")),
             ],

@@ -183,6 +183,8 @@ class ConsumerProcess(models.Model):
     """The reason for its end, with the exit code."""
     ended_by = models.CharField(max_length=150, blank=True, db_default="", default="", editable=False)
     """The operator who says that it has ended; empty if nobody has said so."""
+    gave_back = models.BooleanField(default=False, db_default=False, editable=False)
+    """True if it was told to end, and gave back messages whose handlers did not finish in time: it has not crashed."""
     started_at = models.DateTimeField(_("started"))
     beat_at = models.DateTimeField(_("last heartbeat"))
 
@@ -245,6 +247,11 @@ class ConsumerProcess(models.Model):
         """True if it had not connected at its last heartbeat, and had no time for it: it may have died since."""
         early = self.beat_at - self.started_at < CONNECTS_WITHIN
         return early and not self.connected and self.lost_at is None
+
+    @property
+    def told_to_end(self) -> bool:
+        """True if it is missed by nobody: it was told to end, and may have been killed on its way, or gave back."""
+        return self.gave_back or (self.stopping and self.ended_at is None)
 
     def living(self, now: datetime) -> bool:
         """Return True if it takes messages: a stopping process only ends those that it has."""

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -28,7 +29,7 @@ from tests.handlers.factories import delivery
 from tests.tooling.filled import ALIAS, Own
 from tests.tooling.marks import NIGHTLY_ON_SQLITE
 from tests.tooling.proxy import Proxy
-from tests.tooling.waiting import wait_until
+from tests.tooling.waiting import longer, wait_until
 
 pytestmark = [pytest.mark.database, *NIGHTLY_ON_SQLITE]
 PAYMENT = {"payment": "PAY-1"}
@@ -129,6 +130,17 @@ def test_one_that_could_not_finish_was_heard_of_last_when_it_gave_its_messages_b
     assert (ended.told_all, [entry["message_id"] for entry in ended.in_flight]) == (True, ["slow"])
 
 
+def test_one_that_is_told_to_end_looks_at_its_status_at_once() -> None:
+    """The broker had lost it already: the list of consumers called it "gone or cut off" while it ended in good order."""
+    heartbeat = heartbeat_of(running())
+    waiting = threading.Thread(target=heartbeat.wait, args=(600,), daemon=True)
+    waiting.start()
+    heartbeat.wake()
+    waiting.join(longer(10))
+
+    assert not waiting.is_alive()
+
+
 @pytest.mark.django_db(transaction=True)
 def test_what_has_been_in_a_handler_for_a_second_is_in_the_row_before_the_next_heartbeat() -> None:
     """A consumer that was killed four seconds after it had begun four payments left a row without them."""
@@ -204,6 +216,7 @@ def test_handlers_that_outlast_the_shutdown_leave_the_row_with_their_messages(ba
 
     left = row(lambda one: one.stopping)
     assert [entry["key"] for entry in left.in_flight] == ["PAY-1"]
+    assert (left.gave_back, left.fault) == (True, "exit 1: SIGTERM, but 1 handler did not finish within 0.5 s")
     assert bank.ready("payments") == 1
 
 

@@ -738,33 +738,29 @@ def test_a_loop_that_was_over_does_not_go_on_with_one_later_death() -> None:
     assert codes(list(in_processes(again, NOW))) == ["CRASH_LOOP"]
 
 
-@pytest.mark.parametrize(
-    ("rows", "found"),
-    [
-        (line((90, 1), (0.9, 0.7), last=0.6), ["CRASH_LOOP"]),
-        (line((90, 10), (9.9, 7.8), last=0.6), []),
-        (line((90, 8), (7.9, 7.5), last=7), ["CRASH_LOOP_OVER"]),
-    ],
-    ids=["early", "after two minutes", "over"],
-)
-def test_the_early_death_of_a_successor_makes_a_crash_loop_of_two(
-    rows: list[ConsumerProcess], found: list[str]
-) -> None:
-    """Of workers that lived for ten seconds three had to die, and half a minute more had to pass."""
-    assert codes(list(in_processes(rows, NOW))) == found
-
-
-def test_two_that_a_deployment_has_killed_are_no_crash_loop() -> None:
-    rows = line((90, 1), (0.9, 0.7), last=0.6)
-    rows[1].stopping = True
+def test_two_deaths_are_no_crash_loop() -> None:
+    """An operator ended one consumer, and then all: they were said to die again and again, twice."""
+    rows, unrestarted = line((90, 1), (0.9, 0.7), last=0.6), line((90, 3.5), (3, 1))
 
     assert list(in_processes(rows, NOW)) == []
+    assert codes(list(in_processes(unrestarted, NOW))) == ["VANISHED"]
+
+
+def test_those_that_gave_back_when_they_were_told_to_end_are_no_crash_loop() -> None:
+    """Two deployments whose handlers needed longer counted as crashes, and "no other was started" beside its heir."""
+    rows = line((90, 3), (3.1, 2), (2.1, 1), last=1.2)
+    for row in rows[:3]:
+        row.ended_at, row.stopping, row.gave_back = row.beat_at, True, True
+        row.fault = "exit 1: SIGTERM, but 1 handler did not finish within 30 s"
+
+    assert list(in_processes(rows, NOW)) == []
+    assert codes(list(in_processes(rows[:1], NOW))) == ["ENDED"]
 
 
 def test_a_death_that_is_known_counts_at_once() -> None:
     """Consumers called it dead, and Live status had no finding for another 20 s."""
-    rows = line((90, 0.3), (0.28, 0.15), last=0.1)
-    for row in rows[:2]:
+    rows = line((90, 0.4), (0.38, 0.3), (0.28, 0.15), last=0.1)
+    for row in rows[:3]:
         row.ended_at, row.fault, row.stopping = NOW, "its process is gone", True
     alone = [process(1, 3, queues=["a"], ended_at=NOW, fault="exit 1: it hung", stopping=True)]
 
@@ -1047,7 +1043,7 @@ def test_a_loop_tells_what_is_in_quarantine_until_what_killed_is_parked(ready: i
 
 def test_a_loop_is_over_once_its_killer_is_parked_and_none_has_died_for_longer_than_any_lived() -> None:
     """It was red, and in the present tense, for two minutes after the last death, and its killer was discarded."""
-    rows = [*line((90, 1), (0.95, 0.8), (0.75, 0.6), last=0.55), *line((2, 0.95), (0.85, 0.7), last=0.65)]
+    rows = [*line((90, 1), (0.95, 0.8), (0.75, 0.6), last=0.55), *line((2, 0.95), (0.92, 0.87), (0.85, 0.7), last=0.65)]
     early, late = (
         ParkedMessage(business_key="KILLER", queue="a", parked_at=ago(minutes=one), state="discarded", group_id=7)
         for one in (0.2, 0.4)
@@ -1085,12 +1081,13 @@ def test_what_an_operator_killed_before_a_loop_is_no_part_of_it() -> None:
     assert (found.code, found.count, found.since) == (Code.CRASH_LOOP, 5, rows[2].beat_at)
 
 
-def test_two_that_die_long_after_another_one_are_no_loop_with_it() -> None:
+def test_those_that_die_long_after_another_one_are_no_loop_with_it() -> None:
     """It had been killed 26 minutes before, and what began then "replaced" it."""
-    [found] = in_processes(line((90, 27), (2, 1.9), (1.8, 1.7), last=1), NOW)
+    [found] = in_processes(line((90, 27), (2, 1.9), (1.8, 1.7), (1.6, 1.5), last=1), NOW)
+    over = line((50, 27), (26.9, 26.8), (26.7, 26.6), last=1)
 
-    assert (found.code, found.count) == (Code.CRASH_LOOP, 2)
-    assert codes(list(in_processes(line((50, 27), (26.9, 26.8), (26.7, 26.6), last=1), NOW))) == ["CRASH_LOOP_OVER"]
+    assert (found.code, found.count) == (Code.CRASH_LOOP, 3)
+    assert codes(list(in_processes(over, NOW))) == ["CRASH_LOOP_OVER"]
 
 
 def test_a_loop_that_nobody_restarts_is_over_if_others_read_its_queues() -> None:

@@ -119,7 +119,7 @@ def test_a_consumer_with_a_hanging_order_by_stops_on_request(ledger: Ledger) -> 
         assert first.code() == 1
 
     assert (
-        "1 handlers did not finish; their messages return to their queues, or are lost with ack=auto"
+        "1 handler did not finish within 1 s; their messages return to their queues, or are lost with ack=auto"
         in first.errors + first.text
     )
     wait_until(lambda: ledger.counts() == (2, 0), what="both messages are in the queue")
