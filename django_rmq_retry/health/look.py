@@ -330,7 +330,8 @@ def _none_alive(
     if not idle or len(idle) < len(needy) or (not known and (alive or len(idle) == 1 or len(idle) < len(work))):
         return list(found)
     unread = work if known else idle
-    ready = {one.queue: one.ready or 0 for one in unread}
+    kept = {work_queue(one.queue): one.ready or 0 for one in queues.levels if one.role is Role.QUARANTINE}
+    ready = {one.queue: (one.ready or 0) + kept.get(one.queue, 0) for one in unread}
     paused = [one.subject for one in found if one.code in (Code.PAUSED, Code.PAUSED_LONG)]
     code, since = Code.ALL_UNREAD if any(ready.values()) else Code.ALL_IDLE, None
     values: Mapping[str, object] = {}

@@ -398,7 +398,7 @@ def in_given_again(
         waiting = () if queue in waits or _is_empty(queue, living, levels) else one.waiting
         told = replace(one, waiting=waiting)
         if told.count:
-            yield Problem(code=Code.GIVEN_AGAIN, subject=queue, count=told.count, values=_given_again(told))
+            yield Problem(code=Code.GIVEN_AGAIN, subject=queue, count=told.count, values=_given_again(queue, told))
 
 
 def _is_empty(queue: str, living: Iterable[ConsumerProcess], levels: Iterable[Level]) -> bool:
@@ -409,7 +409,7 @@ def _is_empty(queue: str, living: Iterable[ConsumerProcess], levels: Iterable[Le
     return 0 in ready and not (waits or any(ready))
 
 
-def _given_again(one: GivenAgain) -> dict[str, object]:
+def _given_again(queue: str, one: GivenAgain) -> dict[str, object]:
     now = ngettext(
         "%(number)s message is being handled again: %(names)s.",
         "%(number)s messages are being handled again: %(names)s.",
@@ -426,12 +426,14 @@ def _given_again(one: GivenAgain) -> dict[str, object]:
         "%(names)s.",
         len(one.waiting),
     )
-    told = ((now, one.begun), (waiting, one.waiting), (perhaps, one.perhaps))
+    # What nobody has begun again can still be kept from it.
+    told = ((waiting, one.waiting), (now, one.begun), (perhaps, one.perhaps))
     said = [text % {"number": number(len(names)), "names": listed(names)} for text, names in told if names]
-    advice = _("The work may be done already.")
+    advice, pause = _("The work may be done already."), ""
     if one.waiting:
         advice = _("The work may be done already, and that of others begun since: pause the queue until you know.")
-    return {"said": said[0], "advice": " ".join([*said[1:], advice])}
+        pause = f"; manage.py rmq_queue pause {shlex.quote(queue)} keeps what waits from being handled"
+    return {"said": said[0], "advice": " ".join([*said[1:], advice]), "pause": pause}
 
 
 def _in_handled_again(known: Sequence[HandledAgain], now: datetime) -> Iterator[Problem]:
@@ -921,6 +923,7 @@ def _stopped(control: QueueControl, now: datetime, *, ready: int, read: bool, be
             "span": span(lasted),
             "by": f"{by}{reason}",
             "ends": " ".join(filter(None, (ends, begun))),
+            "once": "once you know that, " if begun else "",
             "most": span(PAUSED_TOO_LONG),
         },
     )
@@ -1060,7 +1063,10 @@ def crash_loops(
         together.append([loop, *(one for some in joined for one in some)])
     living = list(heard)
     told = [_crash_loop(some, beside, now, living, suspects, checked=checked) for some in together]
-    latest_last = sorted(filter(None, told), key=lambda one: (one.problem.severity, str(one.problem.since)))
+    marked = [one.row for one in known if checked and mark_of(one.row) in checked]
+    # Who has checked the latest deaths of a service has checked those before.
+    open_ones = [one for one in told if one and not _checked_with(one.dead[-1], marked)]
+    latest_last = sorted(open_ones, key=lambda one: (one.problem.severity, str(one.problem.since)))
     return list({one.problem.subject: one for one in latest_last}.values())
 
 
@@ -1072,13 +1078,13 @@ def died_after_check(
     looping = [one for one in dead if one.loop is not None] if checked else []
     marked = [one.row for one in looping if mark_of(one.row) in checked]
     last = (one.row for one in looping if one.loop and not one.loop.over and one.row is one.loop.dead[-1])
-    return [row for row in last if row.pk not in told and _died_later(row, marked)]
+    return [row for row in last if row.pk not in told and _checked_with(row, marked) is False]
 
 
-def _died_later(row: ConsumerProcess, marked: Iterable[ConsumerProcess]) -> bool:
-    """Return True if it died after these, of which those of its queues are the last ones that somebody has checked."""
+def _checked_with(row: ConsumerProcess, marked: Iterable[ConsumerProcess]) -> bool | None:
+    """Return True if somebody has checked it, or a later death of its queues; False if only earlier ones, else None."""
     times = [one.beat_at for one in marked if set(one.queues) == set(row.queues)]
-    return bool(times) and row.beat_at > max(times)
+    return row.beat_at <= max(times) if times else None
 
 
 def _at_once(one: CrashLoop, other: CrashLoop) -> bool:
@@ -1121,8 +1127,6 @@ def _crash_loop(
     said = said if killers else []
     said += _in_hand(rows, set(map(str, killers)))
     held = {work_queue(str(entry["queue"])) for row in rows for entry in row.in_flight if entry.get("queue")}
-    if not killers and held and held < set(read):
-        said.append(_("What they had in flight is of %(queues)s.") % {"queues": listed(sorted(held))})
     unread = [queue for queue in queues if not any(queue in row.queues for row in heard)]
     over = all(loop.over for loop in loops) or (not unread and _settled(killers, rows, now))
     # The one that outlived the loop may be dead, too: then another one that lives may show that it is over.
@@ -1186,12 +1190,13 @@ def with_waiting(loop: Problem, levels: Iterable[Level]) -> Problem:
     count = sum(one.ready or 0 for one in quarantines)
     said = _("What kills its workers is soon tried alone in quarantine, and parked if it kills on.")
     if count:
+        of = sorted({work_queue(one.queue) for one in quarantines if one.ready})
         text = ngettext(
-            "%(number)s message is in quarantine: it is tried alone, and parked if it kills on.",
-            "%(number)s messages are in quarantine: each is tried alone, and parked if it kills on.",
+            "%(number)s message of %(queues)s is in quarantine: it is tried alone, and parked if it kills on.",
+            "%(number)s messages of %(queues)s are in quarantine: each is tried alone, and parked if it kills on.",
             count,
         )
-        said = text % {"number": number(count)}
+        said = text % {"number": number(count), "queues": listed(of)}
     return replace(loop, values={**loop.values, "details": f"{loop.values['details']} {said}"})
 
 
@@ -1256,7 +1261,8 @@ def _in_hand(rows: Iterable[ConsumerProcess], known: Collection[str]) -> list[st
         if known:
             return []
         if held:
-            return [_("No message was in flight in several at their last heartbeats: their logs say why they ended.")]
+            text = _("No message was in more than one of them at its last heartbeat: their logs say why they ended.")
+            return [text]
         return [_("None had reported a message of these queues in flight: their logs say why they ended.")]
     messages = listed(f"{name} ({number(times)})" for name, times in several.items())
     return [_("In flight as they died, and how often: %(messages)s.") % {"messages": messages}]

@@ -389,12 +389,14 @@ class ProcessList:
     @property
     def summary(self) -> str:
         """How many processes are heard of, and how many are not."""
-        alive = sum(row.process.heard for row in self.rows)
+        stopping = sum(row.process.heard and row.process.row.stopping for row in self.rows)
+        alive = sum(row.process.heard for row in self.rows) - stopping
         cut_off = sum(row.process.state is ProcessState.CUT_OFF for row in self.rows)
         silent = sum(row.process.state is ProcessState.SILENT and not row.process.ended for row in self.rows)
-        gone = len(self.rows) - alive - cut_off - silent
+        gone = len(self.rows) - alive - stopping - cut_off - silent
         parts = (
             (alive, ngettext("%(count)d process is alive", "%(count)d processes are alive", alive)),
+            (stopping, ngettext("%(count)d stopping", "%(count)d stopping", stopping)),
             (cut_off, ngettext("%(count)d gone or cut off", "%(count)d gone or cut off", cut_off)),
             (silent, ngettext("%(count)d without a heartbeat", "%(count)d without a heartbeat", silent)),
             (gone, ngettext("%(count)d ended or vanished", "%(count)d ended or vanished", gone)),

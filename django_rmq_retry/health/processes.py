@@ -366,8 +366,9 @@ def _with_others(found: list[Process]) -> list[Process]:
     delivered again which lost one had begun it, or may have."""
     heard, lost = [one for one in found if one.heard], [one.row for one in found if one.vanished]
     has = {_place_of(each): str(one.row) for one in heard for each in one.in_flight if each.message_id}
-    once = handlers_that_repeat_nothing() if lost else []
-    begun: Mapping[tuple[str, str], Sequence[Begun]] = begun_by(lost)
+    once = handlers_that_repeat_nothing()
+    # One that was killed a moment ago is still heard of, while another one has its message already.
+    begun = begun_by([*lost, *(one.row for one in heard)])
 
     def also(process: Process) -> Process:
         names = [has.get(_place_of(one), "") for one in process.in_flight]
@@ -376,19 +377,20 @@ def _with_others(found: list[Process]) -> list[Process]:
         each = zip(process.in_flight, names, strict=True)
         return replace(process, in_flight=tuple(replace(one, also=name) for one, name in each))
 
-    def before(one: InFlight) -> InFlight:
+    def before(row: ConsumerProcess, one: InFlight) -> InFlight:
         (queue, _id), since = _place_of(one), one.since
         if not one.again or since is None or one.handler in once:
             return one
-        if not any(may_have_had(row, queue, published=one.published, begun=since) for row in lost):
+        others = (other for other in begun.get(_place_of(one), ()) if other.consumer is not row)
+        known = tuple(other for other in others if other.at < since)
+        if not (known or any(may_have_had(gone, queue, published=one.published, begun=since) for gone in lost)):
             return one
-        known = tuple(begun.get(_place_of(one), ()))
         return replace(one, begun_by=known, perhaps_begun=not known)
 
     def again(process: Process) -> Process:
-        return replace(process, in_flight=tuple(map(before, process.in_flight)))
+        return replace(process, in_flight=tuple(before(process.row, one) for one in process.in_flight))
 
-    return [(again(process) if lost else process) if process.heard else also(process) for process in found]
+    return [again(process) if process.heard else also(process) for process in found]
 
 
 def _with_unreported(found: list[Process]) -> list[Process]:

@@ -558,8 +558,7 @@ class Code(Enum):
     GIVEN_AGAIN = _warning(Area.CONSUMERS)(
         text="%(said)s",
         why="%(advice)s",
-        fix="manage.py rmq_status --consumers shows where they are; manage.py rmq_queue pause %(quoted)s keeps what "
-        "waits from being handled",
+        fix="manage.py rmq_status --consumers shows where they are%(pause)s",
         page=ActingPage.QUEUES,
         known_as="PERHAPS_TWICE",
         alerts_once=True,
@@ -635,9 +634,7 @@ class Code(Enum):
             "%(count)d of %(every)d consumers have ended: %(ends)s.",
             "count",
         ),
-        why=ngettext_lazy(
-            "No other was started in its place.%(held)s", "No others were started in their place.%(held)s", "count"
-        ),
+        why=ngettext_lazy("No other was started since.%(held)s", "No others were started since.%(held)s", "count"),
     )
     CRASH_LOOP_OVER = replace(
         CRASH_LOOP,
@@ -735,7 +732,7 @@ class Code(Enum):
     PAUSED_LONG = _warning(Area.PARKED)(
         text=_("Queue %(subject)r has been paused for %(span)s%(by)s."),
         why=_("%(ends)s A pause of more than %(most)s may be forgotten."),
-        fix="manage.py rmq_queue resume %(quoted)s",
+        fix="%(once)smanage.py rmq_queue resume %(quoted)s",
         page=ActingPage.QUEUES,
         runbook="a-queue-is-paused-or-its-breaker-is-open",
         known_as="PAUSED",

@@ -535,7 +535,7 @@ def test_a_crash_loop_warns_although_its_last_process_runs(page: Client) -> None
     assert "In flight as they died, and how often: PAY-7 (2)." in text
 
 
-NO_COMMON = "No message was in flight in several at their last heartbeats: their logs say why they ended."
+NO_COMMON = "No message was in more than one of them at its last heartbeat: their logs say why they ended."
 
 
 @pytest.mark.parametrize(
@@ -641,7 +641,7 @@ def test_the_fold_of_a_crash_loop_has_as_many_processes_as_its_head_says_and_old
 
 
 def test_one_that_died_in_a_crash_loop_is_told_with_it_before_the_next_one_is_started(page: Client) -> None:
-    """ "1 of 2 consumers has ended. No other was started in its place." stood beside the loop in which it had died."""
+    """ "1 of 2 consumers has ended. No other was started since." stood beside the loop in which it had died."""
     ends: dict[str, Any] = {"fault": "exit 9", "stopping": True}
     beat = timezone.now() - timedelta(seconds=12)
     for place in range(3):
@@ -835,6 +835,8 @@ def test_a_process_is_not_called_running_once_the_broker_has_lost_it(
     assert told.rows[1][5:7] == ["had 1", "-"]
     assert told.out.startswith("✕ Queue 'payments.main' has no consumer. 38 messages wait.")
     assert "1 process is alive · 1 gone or cut off" in told.out
+    ConsumerProcess.objects.filter(host="a").update(stopping=True)
+    assert "1 stopping · 1 gone or cut off" in run("rmq_status", "--consumers").out
 
 
 def test_a_broker_that_does_not_answer_says_nothing_of_the_processes(
@@ -879,6 +881,18 @@ def test_what_a_lost_process_had_begun_is_marked_where_it_is_handled_again(page:
     assert states["PAY-1"].startswith("! worker-3:4711 had begun it at ")
     assert (states["PAY-2"], states["PAY-3"]) == ("running", "! A lost consumer may have begun it")
     assert [one["begun_before_by"] for one in data[0]["in_flight"]] == [["worker-3:4711"], [], [], []]
+
+
+def test_a_message_that_two_processes_have_is_marked_before_the_one_that_was_killed_is_missed(page: Client) -> None:
+    """Two seconds after a kill it stood in both, without a remark, and nothing else told of it yet."""
+    begun, again = made.in_flight(seconds=9), made.in_flight(seconds=1, again=True)
+    made.consumer(in_flight=[begun])
+    made.consumer(pid=12, in_flight=[again])
+    text = shown(page)
+    at = second(datetime.fromisoformat(begun["since"]))
+
+    assert re.search(rf"PAY-1 Attempt 1 In flight for \d+ s ! worker-3:4711 had begun it at {at}\. ", text)
+    assert text.count("had begun it") == 1
 
 
 def test_a_dead_process_whose_messages_were_processed_long_ago_stays_folded_as_others_die(page: Client) -> None:

@@ -136,7 +136,7 @@ def test_a_handler_is_one_row_with_all_that_its_queues_hold(page: Client, monkey
         ],
         "card pay_by_card": ["Ready 1", "Waiting until due 0", "In quarantine 0", "Parked 0", "Consumers 2", "✓ OK"],
     }
-    assert "In quarantine are messages whose worker died several times" in content
+    assert "In quarantine are messages that came back several times without an outcome" in content
     assert f'href="{ADMIN}parkedmessage/?queue=transfer"' in content
     assert re.findall(r'href="([^"]*/waiting/[^"]*)"', content) == [f"{ADMIN}requeuerun/waiting/?queue=transfer"]
 

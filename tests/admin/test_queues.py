@@ -472,7 +472,7 @@ def test_queues_that_need_somebody_stand_first_red_ones_above_amber_ones(
 
     assert [row.queue for row in answer.context["rows"]] == ["open", "unread", "paused", "fine", "crashing"]
     assert "crashing Ready 0 In quarantine 2" in Page(answer).text
-    assert "In quarantine are messages whose worker died several times" in Page(answer).text
+    assert "In quarantine are messages that came back several times without an outcome" in Page(answer).text
 
 
 def test_many_queues_of_which_nothing_is_to_be_told_are_one_line_and_can_be_ticked_in_it(

@@ -131,7 +131,7 @@ def test_one_that_could_not_finish_was_heard_of_last_when_it_gave_its_messages_b
 
 
 def test_one_that_is_told_to_end_looks_at_its_status_at_once() -> None:
-    """The broker had lost it already: the list of consumers called it "gone or cut off" while it ended in good order."""
+    """The broker had lost it already, and it was called "gone or cut off" while it ended in good order."""
     heartbeat = heartbeat_of(running())
     waiting = threading.Thread(target=heartbeat.wait, args=(600,), daemon=True)
     waiting.start()

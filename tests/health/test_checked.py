@@ -610,7 +610,9 @@ def test_who_has_killed_consumers_by_hand_says_so_and_only_later_deaths_are_told
     made.consumer(pid=10, started_at=timezone.now(), beat_at=timezone.now(), ended_at=timezone.now(), stopping=True)
 
     assert "This is about 3 processes" in Page(asked).text
-    assert "Say this once you know why they died. The next death is told again." in Page(asked).text
+    assert (
+        "Say this once you know why they died. If more than one dies after that, it is told again." in Page(asked).text
+    )
     assert (act.facts["finding"], act.facts["processes"]) == ("CRASH_LOOP", [f"worker-3:{one}" for one in (3, 2, 1)])
     assert before == []
     assert "again and again" not in shown
@@ -621,7 +623,7 @@ def test_who_has_killed_consumers_by_hand_says_so_and_only_later_deaths_are_told
 
 
 def test_of_two_lines_that_died_at_the_same_time_both_are_checked() -> None:
-    """A minute after the check three of eight "have ended. No others were started in their place", and four ran."""
+    """A minute after the check three of eight "have ended. No others were started since", and four ran."""
     for place in range(2):
         begun = timezone.now() - timedelta(minutes=3, seconds=place)
         for number in range(1, 4):
@@ -644,6 +646,20 @@ def test_a_link_to_a_crash_loop_leads_to_it_once_it_is_over(page: Client) -> Non
 
     assert [one.code for one in loops()] == [Code.CRASH_LOOP_OVER]
     assert "Consumers of payments.main died again and again" in Page(asked).text
+
+
+def test_who_has_checked_the_latest_deaths_of_a_service_is_not_asked_of_those_before() -> None:
+    """A loop that was over was offered once the one after it had been checked."""
+    begun = timezone.now() - timedelta(minutes=29)
+    for number in range(6):
+        ended = begun + timedelta(seconds=20)
+        made.consumer(pid=number + 1, started_at=begun, beat_at=ended, ended_at=ended, stopping=True)
+        begun = ended + timedelta(minutes=11 if number == 2 else 0, seconds=5)
+    made.consumer(pid=9, started_at=begun)
+    before = [one.count for one in loops()]
+    run("rmq_parked", "checked", loops()[0].code.name, "--run", "payments.main", "--reason", "a bad release", "--yes")
+
+    assert (before, loops()) == ([3], [])
 
 
 def test_a_command_says_of_a_crash_loop_that_it_was_checked() -> None:

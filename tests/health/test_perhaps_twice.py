@@ -180,7 +180,7 @@ def test_what_a_killed_worker_had_begun_is_told_from_its_end_on_until_it_was_han
     waits, page = given_again(), client_of(admin_user)
     shown, command = Page(page.get(STATUS)), run("rmq_status").out
     ConsumerProcess.objects.filter(pk=heir.pk).update(in_flight=[made.in_flight(seconds=5, again=True)])
-    runs = given_again()
+    runs, then = given_again(), run("rmq_status").out
     ConsumerProcess.objects.filter(pk=heir.pk).update(in_flight=[])
     made.tried_again("9f3c-7", at=timezone.now() - timedelta(seconds=5), verdict=ACK.name)
 
@@ -189,6 +189,8 @@ def test_what_a_killed_worker_had_begun_is_told_from_its_end_on_until_it_was_han
     assert shown.links["Open the queue payments.main"].endswith("/queuecontrol/?q=payments.main")
     assert "manage.py rmq_queue pause payments.main keeps what waits from being handled" in command
     assert runs == [f"{NOW} The work may be done already."]
+    # Nothing of it waits that a pause could keep.
+    assert ("--consumers shows where they are" in then, "rmq_queue pause" in then) == (True, False)
     assert given_again() == []
     [doubt] = told()
     assert re.fullmatch(r"1 message was perhaps handled twice, \d+ s ago: 9f3c-7\.", doubt)

@@ -39,7 +39,7 @@ from django_rmq_retry.health.problems import (
     too_many_parked,
     unreachable,
 )
-from django_rmq_retry.health.processes import dead_processes, unreplaced
+from django_rmq_retry.health.processes import GivenAgain, dead_processes, unreplaced
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import (
     ConsumerProcess,
@@ -256,6 +256,17 @@ def test_a_pause_says_until_when() -> None:
     assert held.why.startswith("Its messages wait. It resumes automatically at ")
     assert held.why.endswith(". A pause of more than 4 h may be forgotten.")
     assert open_ended.why == "Its messages wait until it is resumed."
+
+
+def test_a_queue_whose_message_may_have_been_done_is_resumed_once_that_is_known() -> None:
+    """ "Find that out before the queue resumes." was followed by the command that resumes it."""
+    begun = {"a b": GivenAgain(begun=(), perhaps=(), waiting=("PAY-1",))}
+    [plain] = needs(surveyed(**stopped(paused=True, since=NOW)), [])
+    [one] = needs(surveyed(given_again=begun, **stopped(paused=True, since=NOW)), [])
+
+    assert one.why.endswith("may have been done: PAY-1. Find that out before the queue resumes.")
+    assert one.fix == "once you know that, manage.py rmq_queue resume 'a b'"
+    assert plain.fix == "manage.py rmq_queue resume 'a b'"
 
 
 def halted(at: Any) -> dict[str, Any]:
@@ -686,7 +697,7 @@ def test_a_loop_has_no_process_that_was_killed_before_it_beside_others() -> None
     found = {problem.code: problem for problem in in_processes([*killed, *rows], NOW)}
 
     assert found[Code.CRASH_LOOP_OVER].count == 4
-    assert found[Code.CRASH_LOOP_OVER].why.startswith("No message was in flight in several at their last heartbeats: ")
+    assert found[Code.CRASH_LOOP_OVER].why.startswith("No message was in more than one of them at its last heartbeat: ")
     assert found[Code.VANISHED].text.endswith(": web:12 (8 min ago), web:11 (9 min ago).")
 
 
@@ -1027,7 +1038,7 @@ def test_nobody_is_told_to_start_what_dies_again_and_again_until_it_is_restarted
     ("ready", "said"),
     [
         (0, "What kills its workers is soon tried alone in quarantine, and parked if it kills on."),
-        (1, "1 message is in quarantine: it is tried alone, and parked if it kills on."),
+        (1, "1 message of a is in quarantine: it is tried alone, and parked if it kills on."),
     ],
 )
 def test_a_loop_tells_what_is_in_quarantine_until_what_killed_is_parked(ready: int, said: str) -> None:
@@ -1345,8 +1356,8 @@ def test_dead_consumers_are_one_card_with_their_queues_and_before_what_follows_f
     [gone, parked, breaker] = needs(dead, levels)
 
     assert [gone.code, parked.code, breaker.code] == [Code.ALL_VANISHED, Code.PARKED_MANY, Code.BREAKER_OPEN]
-    assert gone.text == "No consumer is alive. 8 messages wait. Last heartbeat 1 min ago: web:1."
-    assert gone.why == "3 queues stand still: a b 6, card 2, mail 0."
+    assert gone.text == "No consumer is alive. 9 messages wait. Last heartbeat 1 min ago: web:1."
+    assert gone.why == "3 queues stand still: a b 6, card 3, mail 0."
 
 
 def test_what_waits_without_a_consumer_is_counted_before_anything_is_named() -> None:
@@ -1485,7 +1496,7 @@ def test_a_consumer_that_ended_with_a_fault_is_told_with_it_and_is_not_one_that_
         "2 of 4 consumers have ended: exit 1: Handler statements.render did not end within twice its timeout "
         "(web:2, 40 s ago; web:3, 50 s ago)."
     )
-    assert ended.why == "No others were started in their place. 1 message was in flight."
+    assert ended.why == "No others were started since. 1 message was in flight."
     assert vanished.text == "1 of 4 consumers without a heartbeat for 30 s: web:4 (1 min ago)."
 
 
