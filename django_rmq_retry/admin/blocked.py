@@ -32,7 +32,8 @@ class KeyRow:
     record: ParkedMessage | None = None
     """The parked message, if the user may see it."""
     business_key: str = ""
-    error: str = ""
+    failure: str = ""
+    """Its error and what that says, or what the handler said that parked it."""
     next_at: datetime | None = None
     """When its retry is due, or was."""
 
@@ -62,9 +63,9 @@ def key_rows(request: HttpRequest, rows: Sequence[BlockedKey]) -> list[KeyRow]:
     def shown(row: BlockedKey) -> KeyRow:
         record, attempt = _seen(request, records.get(row.pk)), last.get(row.identity)
         if record is not None:
-            return KeyRow(row=row, record=record, business_key=record.business_key, error=record.error)
-        error, next_at = (attempt.error, attempt.next_at) if attempt else ("", None)
-        return KeyRow(row=row, business_key=keys.get(row.identity, ""), error=error, next_at=next_at)
+            return KeyRow(row=row, record=record, business_key=record.business_key, failure=record.failure)
+        failure, next_at = (attempt.failure, attempt.next_at) if attempt else ("", None)
+        return KeyRow(row=row, business_key=keys.get(row.identity, ""), failure=failure, next_at=next_at)
 
     return [shown(row) for row in rows]
 

@@ -46,7 +46,7 @@ from django_rmq_retry.parked.early_retries import waiting_for
 from django_rmq_retry.parked.edit import may_be_edited
 from django_rmq_retry.parked.edit_many import MOST_EDITED, too_many
 from django_rmq_retry.parked.findings import FINDING_TEXTS, RequeueTerms, sends_any
-from django_rmq_retry.parked.groups import LIMITS, Origin, annotate, mute, still_failing, with_held
+from django_rmq_retry.parked.groups import LIMITS, Origin, annotate, last_parked, mute, still_failing, with_held
 from django_rmq_retry.parked.items import left_behind, under_way
 from django_rmq_retry.parked.links import group_links
 from django_rmq_retry.parked.may_have_run import with_perhaps_handled
@@ -359,7 +359,7 @@ def _chosen(asked: str, show: str) -> QuerySet[Any]:
 
 def _with_origin(groups: QuerySet[Any]) -> QuerySet[Any]:
     """Add type, error and place of the message parked last, and how many were handled already, or may have been."""
-    last = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.PARKED).order_by("-parked_at")
+    last = last_parked()
     origins = ParkedOrigin.objects.filter(group=OuterRef("pk"), count__gt=0).order_by()
     handled = origins.filter(handled=True).values("group").annotate(n=Sum("count")).values("n")
     found: QuerySet[Any] = with_perhaps_handled(groups).annotate(

@@ -3,8 +3,10 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from shlex import quote
+from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
+from django.db.models import Subquery
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.arguments import plural
@@ -46,6 +48,7 @@ from django_rmq_retry.management.terminal import clock, local, utc
 from django_rmq_retry.messages.deaths import MOST_DEATHS_SHOWN, Death, deaths, well_formed
 from django_rmq_retry.messages.masking import body_text, indented, is_json, masked, without
 from django_rmq_retry.messages.properties import decode_properties
+from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import (
     Action,
@@ -57,7 +60,7 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
-from django_rmq_retry.models.parked import reason_text
+from django_rmq_retry.models.parked import SAID, reason_text
 from django_rmq_retry.parked import missed_discards
 from django_rmq_retry.parked.audit import actions_named, acts_on, log_action
 from django_rmq_retry.parked.checked import check_of, checked_in_words
@@ -66,7 +69,7 @@ from django_rmq_retry.parked.edit import as_text
 from django_rmq_retry.parked.elsewhere import elsewhere, places_of
 from django_rmq_retry.parked.findings import FINDING_TEXTS, sends_any
 from django_rmq_retry.parked.found import Found
-from django_rmq_retry.parked.groups import grows, parked_lately, still_failing, with_held
+from django_rmq_retry.parked.groups import grows, last_parked, parked_lately, still_failing, with_held
 from django_rmq_retry.parked.items import groups_of_runs, queue_of, waits_in
 from django_rmq_retry.parked.key_lists import Lookup, current_matches, look_up
 from django_rmq_retry.parked.links import message_links
@@ -399,7 +402,8 @@ def _matched(lookup: Lookup, key: str) -> list[tuple[object, ...]]:
 
 def show_groups(command: RmqCommand, options: Options) -> Exit:
     rows = ErrorGroup.objects.order_by("-parked", "-last_seen")
-    known = with_perhaps_handled(with_held(rows if options["all"] else rows.filter(parked__gt=0)))
+    said = Subquery(last_parked().values(said=SAID)[:1])
+    known = with_perhaps_handled(with_held(rows if options["all"] else rows.filter(parked__gt=0))).annotate(said=said)
     groups = list(known[: options["limit"]])
     lately = parked_lately([row.pk for row in groups], buckets=1)
     recent = {group: counts[-1] for group, counts in lately.counts.items()}
@@ -438,7 +442,7 @@ def show_groups(command: RmqCommand, options: Options) -> Exit:
                 *([row.perhaps] if perhaps else []),
                 clock(row.last_seen, terminal=terminal),
                 "yes" if growing[row.pk] else "no",
-                " · ".join([str(row), *places.get(row.pk, ())]),
+                " · ".join([_named_group(row), *places.get(row.pk, ())]),
             )
             for row in groups
         ]
@@ -450,6 +454,12 @@ def show_groups(command: RmqCommand, options: Options) -> Exit:
     else:
         command.say("No message is parked.")
     return Exit.DONE if groups else Exit.NOTHING
+
+
+def _named_group(row: Any) -> str:
+    """Return the name of a group; without an error, also what the handler said that parked its last message."""
+    said = row.said if row.title == row.reason == Reason.REQUESTED else ""
+    return ": ".join(filter(None, (str(row), said))).replace("\n", " ")
 
 
 def _queues_of(groups: Sequence[int]) -> Mapping[int, Sequence[str]]:

@@ -177,6 +177,11 @@ def _columns(change: _Change) -> dict[str, Any]:
     return columns
 
 
+def last_parked() -> "QuerySet[ParkedMessage]":
+    """Return the messages that wait in a group, the one parked last first, for a subquery."""
+    return ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.PARKED).order_by("-parked_at")
+
+
 def with_held(groups: "QuerySet[ErrorGroup]") -> "QuerySet[Any]":
     """Add the number of messages on hold, which its counter of parked messages includes."""
     origins = ParkedOrigin.objects.filter(group=OuterRef("pk"), count__gt=0).order_by()

@@ -5,7 +5,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry.messages.reasons import UNEXPLAINED, Reason
-from django_rmq_retry.models import ItemState, ParkedMessage, RequeueItem
+from django_rmq_retry.models import BlockedKey, ItemState, ParkedMessage, RequeueItem
 from django_rmq_retry.parked.erasure import erase
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
@@ -37,6 +37,15 @@ def test_the_lists_the_pages_and_the_commands_tell_it(page: Client) -> None:
     assert f"{WORDS}: {WHY} · payments.main" in Page(preview).text
     assert f"{Reason.REQUESTED}: {WHY}" in parked("list").out
     assert f"{WORDS}: {WHY}\n" in parked("show", str(one.pk)).out
+
+
+def test_the_command_of_the_groups_and_the_blocked_keys_tell_it(page: Client) -> None:
+    one = told()
+    facts = {"handler": "transfer", "queue": one.queue, "key": "CUST-7", "digest": "d", "since": timezone.now()}
+    BlockedKey.objects.create(**facts, identity=one.identity, blocker=one.message_id, parked=True)
+
+    assert f"{WORDS}: {WHY}" in parked("groups").out
+    assert f"{WORDS}: {WHY}" in Page(page.get(f"{ADMIN}/blockedkey/")).text
 
 
 def test_who_edits_it_reads_it(page: Client, settings: object) -> None:
