@@ -14,6 +14,7 @@ from django_rmq_retry.models import RequeueRun, RunState
 from django_rmq_retry.models.runs import HELD
 from django_rmq_retry.parked import requeue_options, run_steering
 from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.unsent_edits import edited_in
 from django_rmq_retry.wording import counted
 
 PAUSE, CHANGE_RATE = "pause", "change_rate"
@@ -137,10 +138,22 @@ def _ask(pages: Pages, request: HttpRequest, run: RequeueRun, action: str, wrong
         action=action,
         effect=_effect(run, action),
         warning=run.get_wait_display() if action == RESUME and _unproven(run) else "",
+        edited=_edited(run) if action in (RESUME, TEST) else "",
         reason_needed=bool(_lacks_reason(run, action, "")),
         wrong={"reason": wrong} if wrong else {},
         **context,
     )
+
+
+def _edited(run: RequeueRun) -> str:
+    """Return how many of its messages the run leaves out, because they were edited meanwhile; empty if none was."""
+    count = edited_in(run)
+    text = ngettext(
+        "%(count)d of the messages not sent yet was edited since: it is left out. Requeue it again.",
+        "%(count)d of the messages not sent yet were edited since: they are left out. Requeue them again.",
+        count,
+    )
+    return counted(text, count=count) if count else ""
 
 
 def _effect(run: RequeueRun, action: str) -> str:

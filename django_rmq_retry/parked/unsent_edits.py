@@ -3,8 +3,9 @@
 from collections import Counter
 from datetime import datetime
 
-from django_rmq_retry.models import MessageVersion, State
+from django_rmq_retry.models import MessageVersion, RequeueRun, State
 from django_rmq_retry.parked.database import records_alias
+from django_rmq_retry.parked.items import pending
 
 MOST_VERSIONS_READ = 1000
 """The latest edits that are looked at: open pages ask every few seconds, and nobody edits more in an incident."""
@@ -20,6 +21,13 @@ def edited_unsent() -> Counter[int]:
             unsent[group] += 1
         seen.add(message)
     return unsent
+
+
+def edited_in(run: RequeueRun) -> int:
+    """Count the messages that a run has still to send and that were edited since it chose them: it leaves these out."""
+    versions = MessageVersion.objects.using(records_alias()).filter(at__gt=run.created_at).order_by("-pk")
+    edited = set(versions.values_list("message_id", flat=True)[:MOST_VERSIONS_READ])
+    return pending(run.pk).filter(message__in=edited).count() if edited else 0
 
 
 def _is_later(edited_at: datetime, requeued_at: datetime | None) -> bool:

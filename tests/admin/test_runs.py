@@ -990,6 +990,25 @@ def test_a_run_of_a_preview_that_had_shrunk_names_who_took_which_message_out(pag
     assert answer.content.decode().count("…</p>") == 0
 
 
+def test_who_resumes_a_run_is_told_what_was_edited_since_it_chose_its_messages(page: Client, settings: Any) -> None:
+    """ "3 messages are sent", said the page; it left out the one that had been corrected meanwhile."""
+    operating(settings, EDITABLE={"*": True})
+    some = [made.message(business_key=f"PAY-{number}") for number in range(3)]
+    store_edit(some[0].pk, BOB, propose(some[0], text="{}"), version=1, reason="before it was chosen")
+    run = pause_run(requeue_run([one.pk for one in some]), ANN)
+    asked = [f"{RUNS}{run.pk}/control/?action={action}" for action in ("resume", "stop")]
+    before = Page(page.get(asked[0])).text
+    store_edit(some[1].pk, BOB, propose(some[1], text="{}"), version=1, reason="amount")
+    resume, stop = (Page(page.get(address)).text for address in asked)
+    resume_run(run.pk, ANN)
+    left = drive_run(run)
+
+    assert "3 messages are sent" in before
+    assert "edited since" not in before + stop
+    assert "1 of the messages not sent yet was edited since: it is left out." in resume
+    assert left.skipped == 1
+
+
 def test_a_run_names_who_edited_a_message_that_it_left_out(page: Client, settings: Any) -> None:
     operating(settings, EDITABLE={"*": True})
     cause = made.group()
