@@ -8,7 +8,7 @@ from operator import and_
 from typing import Any
 
 from django.db import router, transaction
-from django.db.models import Count, F, Max, Q, QuerySet, Subquery, TextField
+from django.db.models import BigIntegerField, Count, F, Max, Q, QuerySet, Subquery, TextField
 from django.db.models.functions import Cast
 
 from django_rmq_retry import database_clock
@@ -202,8 +202,10 @@ def acts_in(group: int, runs: Collection[int] | None = None) -> Q:
 
 
 def _latest(most: int) -> "QuerySet[OperatorAction]":
-    newest = OperatorAction.objects.order_by("-number")
-    return OperatorAction.objects.filter(number__gt=Subquery(newest.values(before=F("number") - most)[:1]))
+    # MariaDB refuses a negative result of a column that has none.
+    before = Cast("number", BigIntegerField()) - most
+    newest = OperatorAction.objects.order_by("-number").values(before=before)
+    return OperatorAction.objects.filter(number__gt=Subquery(newest[:1]))
 
 
 def newest_acts(

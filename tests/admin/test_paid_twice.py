@@ -191,6 +191,7 @@ class TestSeveralGroups:
         # It has sent no others, and its action says of how many.
         assert f"Last action: Requeue · Requeue run {one.pk} · bob ·" in Page(pages[1]).text
 
+    @pytest.mark.database
     @pytest.mark.parametrize("erased", [False, True])
     def test_each_name_the_acts_on_some_of_their_messages(
         self, page: Client, causes: list[ErrorGroup], *, erased: bool
@@ -615,6 +616,7 @@ def test_the_failures_of_a_second_publish_are_not_those_of_a_requeue(page: Clien
 
 
 class TestTheProof:
+    @pytest.mark.database
     def test_names_the_run_that_left_a_key_out_to_who_asks_the_audit_log_for_the_key(self, page: Client) -> None:
         """No action was found on PAY-0, although somebody had decided that it is not sent."""
         cause = made.group()
