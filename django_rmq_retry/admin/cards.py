@@ -83,8 +83,7 @@ class Card:
         return growth(
             trend.newest,
             trend.newest_since,
-            last_new=group.last_new,
-            last_seen=group.last_seen,
+            last_new=group.last_new or group.last_seen,
             now=now,
             parked=group.parked,
             taken=self._taken,
@@ -96,12 +95,10 @@ class Card:
 
     @property
     def failed_again(self) -> bool:
-        """True if the last failure was no new one, but that of a message that had been requeued.
-
-        A failure that is only seen later, as a copy that was parked twice, is no proof of a requeue.
-        """
-        group = self.group
-        return bool(group.failed_again) and group.last_new is not None and group.last_new < group.last_seen
+        """True if what was parked last had been requeued: what was decided on since is not meant."""
+        last_new = self.group.last_new
+        repeated = last_new is not None and last_new < self.group.last_seen
+        return repeated and bool(getattr(self.group, "last_again", False))
 
     @cached_property
     def handlers(self) -> str:

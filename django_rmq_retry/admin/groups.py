@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from django.contrib import admin, messages
 from django.core.paginator import Paginator
 from django.db import models
-from django.db.models import F, Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models import ExpressionWrapper, F, Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce, Greatest
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
@@ -46,7 +46,16 @@ from django_rmq_retry.parked.early_retries import waiting_for
 from django_rmq_retry.parked.edit import may_be_edited
 from django_rmq_retry.parked.edit_many import MOST_EDITED, too_many
 from django_rmq_retry.parked.findings import FINDING_TEXTS, RequeueTerms, sends_any
-from django_rmq_retry.parked.groups import LIMITS, Origin, annotate, last_parked, mute, still_failing, with_held
+from django_rmq_retry.parked.groups import (
+    FAILED_AGAIN,
+    LIMITS,
+    Origin,
+    annotate,
+    last_parked,
+    mute,
+    still_failing,
+    with_held,
+)
 from django_rmq_retry.parked.items import left_behind, under_way
 from django_rmq_retry.parked.links import group_links
 from django_rmq_retry.parked.may_have_run import with_perhaps_handled
@@ -358,13 +367,14 @@ def _chosen(asked: str, show: str) -> QuerySet[Any]:
 
 
 def _with_origin(groups: QuerySet[Any]) -> QuerySet[Any]:
-    """Add type, error and place of the message parked last, and how many were handled already, or may have been."""
+    """Add what is known of the message parked last, and how many were handled already, or may have been."""
     last = last_parked()
     origins = ParkedOrigin.objects.filter(group=OuterRef("pk"), count__gt=0).order_by()
     handled = origins.filter(handled=True).values("group").annotate(n=Sum("count")).values("n")
     found: QuerySet[Any] = with_perhaps_handled(groups).annotate(
         type=Subquery(last.values("type")[:1]),
         said=Subquery(last.values(said=SAID)[:1]),
+        last_again=Subquery(last.values(again=ExpressionWrapper(FAILED_AGAIN, models.BooleanField()))[:1]),
         parked_in=Subquery(last.values("parked_in")[:1]),
         handled=Coalesce(Subquery(handled), 0),
     )

@@ -76,7 +76,15 @@ from django_rmq_retry.parked.checked import checked, mark
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.early_outcomes import HANDLED_TWICE, PERHAPS_TWICE
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
-from django_rmq_retry.parked.groups import BURST_TOLD, GROWTH_SPAN, OF_LAST_TIME, burst_of, grows, minute_of
+from django_rmq_retry.parked.groups import (
+    BURST_TOLD,
+    FAILED_AGAIN,
+    GROWTH_SPAN,
+    OF_LAST_TIME,
+    burst_of,
+    grows,
+    minute_of,
+)
 from django_rmq_retry.parked.held_up import held_up, stands
 from django_rmq_retry.parked.items import (
     LeftBehind,
@@ -155,10 +163,10 @@ class LargestCause:
     """New messages of its last burst, by which a cause grows or not."""
     newest_since: datetime | None
     """The minute of the first of them."""
-    again: int
-    """Messages that failed again after a requeue in the same minutes, if the last failure was one of them."""
-    last_new: datetime | None
-    """The time of its last new message's failure; None if that is not known."""
+    last_new: datetime
+    """The time of its last new message's failure."""
+    again_at: datetime | None
+    """The time of its last failure if that was one of a requeued message that is still parked, a few minutes ago."""
     last_seen: datetime
     """The time of its last failure, of a new message or of one that was requeued."""
     others_seen: datetime | None = None
@@ -648,7 +656,9 @@ def largest_cause(
     others = [one for one in counts if one != cause]
     second = others[0] if len(others) == 1 else most
     tells = second.heard and (len(others) == 1 or counts[second] > counts[cause])
-    new_was_last = known["new"] is None or known["new"] >= known["seen"]
+    last_new = known["new"] or known["seen"]
+    # A copy that was parked twice is seen later too, which is no proof of a requeue.
+    repeated = known["again"] and last_new < known["seen"] and now - known["seen"] < GROWTH_SPAN
     return LargestCause(
         title=str(cause),
         count=counts[cause],
@@ -658,15 +668,22 @@ def largest_cause(
         perhaps_done=cause.perhaps_done,
         newest=burst.newest,
         newest_since=burst.since,
-        # A copy that was parked twice is seen later too, which is no proof of a requeue.
-        again=0 if new_was_last or not known["again"] else burst.again,
-        last_new=known["new"],
+        last_new=last_new,
+        again_at=_failed_again_at(cause, after=max(last_new, now - GROWTH_SPAN)) if repeated else None,
         last_seen=known["seen"],
         others_seen=max((of["seen"] for one, of in facts.items() if one.heard and one != cause), default=None),
         # Both were counted a moment apart, and each cause is a group at least.
         others=max(sum(one["groups"] for one in of_causes.values()) - known["groups"], len(counts) - 1),
         second=(str(second), counts[second], origins.places(second)) if tells else None,
     )
+
+
+def _failed_again_at(cause: AlarmCause, *, after: datetime) -> datetime | None:
+    """Return when the last of its parked messages failed again; what was decided on since is none."""
+    rows = ParkedMessage.objects.filter(FAILED_AGAIN, state=State.PARKED, parked_at__gt=after)
+    of_cause = rows.filter(group__title=cause.title, group__muted=not cause.heard)
+    known = of_cause.annotate(reasoned=_reasoned("group__")).filter(reasoned=cause.reasoned)
+    return known.order_by("-parked_at").values_list("parked_at", flat=True).first()
 
 
 def _facts_of_causes() -> dict[AlarmCause, dict[str, Any]]:
@@ -685,11 +702,10 @@ def _facts_of_causes() -> dict[AlarmCause, dict[str, Any]]:
 
 
 class _Burst(NamedTuple):
-    """The last burst of new messages of a cause, its first minute, and the copies that failed again lately."""
+    """The last burst of new messages of a cause, and its first minute."""
 
     newest: int
     since: datetime | None
-    again: int
 
 
 def _bursts(causes: Collection[AlarmCause], now: datetime) -> dict[AlarmCause, _Burst]:
@@ -697,22 +713,17 @@ def _bursts(causes: Collection[AlarmCause], now: datetime) -> dict[AlarmCause, _
         group__title__in=[one.title for one in causes],
         group__in=ParkedOrigin.objects.filter(count__gt=0).values("group"),
         minute__gte=now - BURST_TOLD,
+        new=True,
         count__gt=0,
     )
-    of = ("group__muted", "group__title", "reasoned", "minute", "new")
-    rows = minutes.order_by().annotate(reasoned=_reasoned("group__")).values(*of)
-    rows = rows.annotate(n=Sum("count", filter=Q(new=False) | OF_LAST_TIME, default=0))
+    of = ("group__muted", "group__title", "reasoned", "minute")
+    rows = minutes.filter(OF_LAST_TIME).order_by().annotate(reasoned=_reasoned("group__")).values(*of)
     new_ones: dict[AlarmCause, dict[datetime, int]] = {one: {} for one in causes}
-    again = Counter[AlarmCause]()
-    for muted, title, reason, minute, new, count in rows.values_list(*of, "n"):
+    for muted, title, reason, minute, count in rows.annotate(n=Sum("count")).values_list(*of, "n"):
         cause = AlarmCause(not muted, title, bool(reason))
-        if cause not in new_ones:
-            continue
-        if new and count:
+        if cause in new_ones:
             new_ones[cause][minute] = count
-        elif minute > now - GROWTH_SPAN:
-            again[cause] += count
-    return {one: _Burst(*burst_of(new_ones[one]), again[one]) for one in causes}
+    return {one: _Burst(*burst_of(new_ones[one])) for one in causes}
 
 
 def outbox() -> PendingRows:

@@ -664,9 +664,8 @@ def _caused(survey: Survey) -> str:
     grown = growth(
         cause.newest,
         cause.newest_since,
-        again=cause.again,
         last_new=cause.last_new,
-        last_seen=cause.last_seen,
+        again_at=cause.again_at,
         now=survey.at,
         parked=cause.count,
         taken=taken,
@@ -841,31 +840,31 @@ def growth(
     newest: int,
     since: datetime | None,
     *,
-    again: int = 0,
-    last_new: datetime | None,
-    last_seen: datetime,
+    last_new: datetime,
     now: datetime,
+    again_at: datetime | None = None,
     parked: int | None = None,
     taken: datetime | None = None,
 ) -> str:
     """Say if more messages fail, as far as it is known: that none fails now may also mean that none is attempted.
 
-    ``newest`` is the number of new messages of the last burst, which began ``since`` then, and ``again`` that of the
-    last minutes' requeued ones. If fewer are ``parked``, some of the burst were decided on: its number, which is larger
-    than the one of the messages that wait, would be no news. ``taken`` is when an active run took what there was.
+    ``newest`` is the number of new messages of the last burst, which began ``since`` then; ``again_at`` is when one of
+    the messages failed last that was requeued and is parked again. If fewer are ``parked``, some of the burst were
+    decided on: its number, which is larger than the one of the messages that wait, would be no news. ``taken`` is when
+    an active run took what there was.
     """
-    if grows(newest, last_new or last_seen, now, taken=taken):
+    if grows(newest, last_new, now, taken=taken):
         return _("growing")
-    passed = {"span": span(max(now - last_seen, timedelta()))}
-    if now - last_seen < STILL_GROWS:
-        return (_("failed again %(span)s ago") if again else _("the last %(span)s ago")) % passed
+    if again_at is not None:
+        return _("failed again %(span)s ago") % {"span": span(max(now - again_at, timedelta()))}
+    quiet = max(now - last_new, timedelta())
+    if quiet < STILL_GROWS:
+        return _("the last %(span)s ago") % {"span": span(quiet)}
     all_parked = parked is None or parked >= newest
-    if since is not None and has_grown(newest) and all_parked and now - (last_new or last_seen) < BURST_TOLD:
+    if since is not None and has_grown(newest) and all_parked and quiet < BURST_TOLD:
         text = _("+%(number)s new since %(time)s, none for %(span)s")
-        # Those that an operator has sent meanwhile, and that failed again, are no part of that number.
-        quiet = span(max(now - (last_new or last_seen), timedelta()))
-        return text % {"number": number(newest), "time": minute(since), "span": quiet}
-    return _("no new failure for %(span)s") % passed
+        return text % {"number": number(newest), "time": minute(since), "span": span(quiet)}
+    return _("no new failure for %(span)s") % {"span": span(quiet)}
 
 
 def _waited(waited: timedelta, most: timedelta) -> dict[str, object]:

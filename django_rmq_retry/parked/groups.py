@@ -50,6 +50,8 @@ BURST_TOLD = timedelta(hours=1)
 """The time after its last new failure for which the number of a burst is told; the most that is added up for it."""
 STILL_GROWS = timedelta(minutes=1)
 """The time after its last failure, a new one or one again, for which a group still grows."""
+FAILED_AGAIN = Q(cycle__gt=1, unconfirmed=False, published_again=False)
+"""The open messages that have failed again. One whose requeue was not confirmed may not have been handled since."""
 OF_LAST_TIME = Q(group__regressed_at=None) | Q(minute__gt=F("group__regressed_at") - MINUTE)
 """The minutes since a group occurred again, after all its messages had been resolved: its burst begins anew then."""
 
@@ -223,11 +225,8 @@ def _change(group: int, actor: Actor, action: Action, changes: Mapping[str, obje
 
 
 def still_failing(group: ErrorGroup) -> int:
-    """Return how many of its open messages have failed again: what was processed or discarded since is none.
-
-    One whose requeue was not confirmed has begun another cycle, and may not have been handled in it.
-    """
-    again = ParkedMessage.objects.filter(group=group.pk, state__in=OPEN, cycle__gt=1, unconfirmed=False)
+    """Return how many of its open messages have failed again: what was processed or discarded since is none."""
+    again = ParkedMessage.objects.filter(FAILED_AGAIN, group=group.pk, state__in=OPEN)
     # The counter of the group has never less; it limits the look at a large group that has had none.
     return again.order_by()[: group.failed_again].count() if group.failed_again else 0
 

@@ -302,7 +302,7 @@ def test_a_card_tells_of_the_last_failure_once(page: Client) -> None:
     first = now - timedelta(minutes=12)
     down = made.group(title="BankDown", failed_again=2, last_new=first, last_seen=now - timedelta(seconds=17))
     for _ in range(3):
-        made.message(down, parked_at=first)
+        made.message(down, cycle=2, parked_at=first)
     text = shown(page, "errorgroup/")
 
     assert re.search(r"first \S+ \S+ ago · failed again 1\d s ago", text)
@@ -425,7 +425,7 @@ def test_copies_of_a_requeue_that_fail_again_are_no_growth_but_failures(page: Cl
     [card] = [card for card, *_rest in page.get(f"{ADMIN}errorgroup/").context["cards"]]
 
     assert (card.growing, card.lull, card.failed_again) == ("", "", True)
-    assert "BankDown, no new failure for 4 min. In payments.main 3. The oldest" in shown(page, "livestatus/")
+    assert "BankDown, failed again 4 min ago. In payments.main 3. The oldest" in shown(page, "livestatus/")
 
 
 def failing(*, new: int = 0, again: int = 0) -> None:
@@ -451,6 +451,20 @@ def test_while_payments_fail_nothing_says_no_new_failure(page: Client, counts: d
 
     assert re.search(said, live), live
     assert "no new failure" not in live
+
+
+def test_what_failed_again_and_was_discarded_since_is_not_told_of_what_was_never_sent_again(page: Client) -> None:
+    """ "1 message parked: parked by the handler, failed again 7 s ago" although that one had never been sent again."""
+    failing(again=2)
+    [sent, left] = ParkedMessage.objects.all()
+    ParkedMessage.objects.filter(pk=left.pk).update(cycle=1, parked_at=timezone.now() - timedelta(hours=1))
+    pages = ("livestatus/", "errorgroup/", f"errorgroup/{left.group_id}/change/")
+    before = [re.search(r"failed again \d+ s ago", shown(page, address)) is not None for address in pages]
+    discard_messages([sent.pk])
+
+    assert before == [True] * 3
+    for address in pages:
+        assert not re.search(r"failed again \d+ s ago", shown(page, address))
 
 
 def test_a_large_quiet_cause_does_not_hide_that_others_fail(page: Client) -> None:
@@ -489,7 +503,7 @@ def test_a_later_failure_is_called_one_after_a_requeue_only_where_one_failed_aga
     made.message(cause)
     before, address = shown(page, "errorgroup/"), f"errorgroup/{cause.pk}/change/"
     alone = shown(page, address)
-    ErrorGroup.objects.update(failed_again=1)
+    ParkedMessage.objects.update(cycle=2)
 
     for text in (before, alone):
         assert "last 4 min ago" in text

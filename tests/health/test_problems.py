@@ -282,7 +282,7 @@ GATEWAY = LargestCause(
     permanent=False,
     newest=9,
     newest_since=BEGAN,
-    again=0,
+    again_at=None,
     last_new=ago(seconds=50),
     last_seen=ago(seconds=50),
     others=11,
@@ -310,7 +310,7 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
     (
         {
             "parked": ParkedCounts(count=4712, oldest=ago(hours=3)),
-            "cause": replace(GATEWAY, last_new=None, last_seen=ago(minutes=2)),
+            "cause": replace(GATEWAY, last_new=ago(minutes=2), last_seen=ago(minutes=2)),
         },
         [f"PARKED_MANY 4,712 messages parked: 4,000 GatewayTimeout, +9 new since {SINCE}, none for 2"],
     ),
@@ -319,7 +319,7 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
             "parked": ParkedCounts(count=4712, oldest=ago(hours=3)),
             "cause": replace(GATEWAY, last_new=ago(minutes=7), last_seen=ago(minutes=4)),
         },
-        # One of them was requeued and failed again 4 minutes ago: no new one.
+        # One of them was requeued, failed again 4 minutes ago, and was discarded since.
         [f"PARKED_MANY 4,712 messages parked: 4,000 GatewayTimeout, +9 new since {SINCE}, none for 7"],
     ),
     ({"parked": ParkedCounts(count=99, oldest=ago(hours=3))}, ["PARKED 99 messages parked."]),
@@ -448,7 +448,7 @@ def test_parked_messages_that_a_run_sends_need_nobody_and_no_second_run() -> Non
 )
 def test_beside_a_run_only_what_it_does_not_send_is_judged(failed: int, left: int, code: Code) -> None:
     """The oldest is a day old: those that failed again are younger, and it may be one of the others."""
-    again = replace(ONE_CAUSE, again=failed, last_seen=ago(seconds=5))
+    again = replace(ONE_CAUSE, again_at=ago(seconds=5), last_seen=ago(seconds=5))
     found = under_a_run(40 + left, 40, again, failed=failed)
 
     assert found.code is code
