@@ -446,7 +446,7 @@ class Code(Enum):
     PARKED_LONG = replace(
         PARKED_MANY,
         line="the oldest parked message has waited %(seconds).0f s, longer than %(limit)g s",
-        why=_("%(details)s A parked message waits for an operator, and the limit is %(most)s."),
+        why=_("%(details)s None should wait longer than %(most)s."),
     )
     TOO_MANY_PARKED = _error(Area.PARKED)(
         line="%(messages)s parked, more than %(limit)d",
@@ -688,9 +688,7 @@ class Code(Enum):
         fix="%(resume)s, or %(command)s --stop",
         page=ActingPage.RUN,
     )
-    PARKED = replace(
-        PARKED_LONG, severity=Severity.WARNING, line="", why=_("%(details)s A parked message waits for an operator.")
-    )
+    PARKED = replace(PARKED_LONG, severity=Severity.WARNING, line="", why="%(details)s")
     HALTED = replace(HALTED_LONG, severity=Severity.WARNING, line="")
     GROWS = _warning(Area.PARKED)(
         text="Error group %(subject)s grows: %(messages)s since %(time)s (%(group)s).",
@@ -809,7 +807,7 @@ class Code(Enum):
         why="Policies, bindings, rights and unacked messages are not visible.",
         fix=f"Correct {API}, or give its user the tag management.",
     )
-    PARKED_UNDER_WAY = replace(PARKED, why="%(details)s", page=ActingPage.RUN, under_way=True)
+    PARKED_UNDER_WAY = replace(PARKED, page=ActingPage.RUN, under_way=True)
     RETURNING = _information(Area.TOPOLOGY)(
         word=_("abandoned"),
         row=ngettext_lazy(

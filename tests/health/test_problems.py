@@ -414,6 +414,17 @@ def test_the_finding_of_parked_messages_is_short_and_the_rest_stands_below_it() 
     assert waits.why == f"{where} Requeue run 8 is to send 300 of them. 7 more wait behind blocked keys."
 
 
+def test_parked_messages_are_told_by_facts_and_not_that_one_waits_for_an_operator() -> None:
+    """ "A parked message waits for an operator" stood beside "34 messages parked"."""
+    said = [
+        one.why
+        for hours in (3, 30)
+        for one in needs(surveyed(parked=ParkedCounts(count=34, oldest=ago(hours=hours))), [])
+    ]
+
+    assert said == ["The oldest 3 h ago.", "The oldest 1 d ago. None should wait longer than 4 h."]
+
+
 ONE_CAUSE = replace(GATEWAY, count=140, only=3, others=0, places={"transfer": 140}, last_new=ago(seconds=20))
 
 
