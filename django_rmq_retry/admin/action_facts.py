@@ -27,7 +27,7 @@ NAMES: Mapping[str, Any] = {
     "until": gettext_lazy("Until"),
     "before": gettext_lazy("Before"),
     "after": gettext_lazy("After"),
-    "left_out": gettext_lazy("Left out"),
+    "left_out": pgettext_lazy("fact of an action", "Left out by a check"),
     "include": pgettext_lazy("fact of an action", "Sent although"),
     "category": gettext_lazy("reason for the discard"),
     "version": gettext_lazy("Version"),

@@ -428,7 +428,7 @@ def _why_nothing(request: HttpRequest, asked: str) -> str:
 
 def _listed(action: OperatorAction) -> list[tuple[str, Sequence[str]]]:
     """Return the keys by which the action's messages were chosen, or left out."""
-    titles = {LISTED: _("Keys of the list"), EXCEPT: _("Left out")}
+    titles = {LISTED: _("Keys of the list"), EXCEPT: _("Keys left out by the operator")}
     lists = [(title, action.inside("selection", "filter", name).get("list")) for name, title in titles.items()]
     return [(title, keys_of(number)) for title, number in lists if isinstance(number, int)]
 

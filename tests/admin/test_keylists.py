@@ -174,13 +174,13 @@ def test_the_audit_log_has_the_keys_and_the_messages_of_an_action(page: Client) 
     assert act.facts["messages"] == f"{rows[0].pk} {rows[2].pk}"
     assert links["PAY-9"] == f"{ADMIN}parkedmessage/?state=all&q=PAY-9"
     assert told.count("Handled elsewhere") == 1
-    assert "Keys of the list PAY-0 PAY-1 PAY-2 PAY-9 Left out PAY-1" in told
+    assert "Keys of the list PAY-0 PAY-1 PAY-2 PAY-9 Keys left out by the operator PAY-1" in told
     told_of_selection = told.partition("Selection ")[2]
     for words in ("named by 4 keys", "except those named by 1 key"):
         assert words in told_of_selection
     assert not re.search(r"\d\dT\d\d:|as_of|True|None", told)
     again = Page(page.get(f"{ADMIN}operatoraction/{act.pk}/change/")).text
-    assert "Keys of the list PAY-0 PAY-1 PAY-2 PAY-9 Left out PAY-1" in again
+    assert "Keys of the list PAY-0 PAY-1 PAY-2 PAY-9 Keys left out by the operator PAY-1" in again
     check_audit_log()
 
 

@@ -770,6 +770,20 @@ def test_the_page_counts_what_was_left_out_by_keys_and_names_keys_that_matched_n
     assert "3 GatewayTimeout · bank.gateway:post" in listed_page
 
 
+def test_the_audit_record_of_a_run_tells_the_keys_left_out_from_what_a_check_left_out(page: Client) -> None:
+    """ "Left out 0" and further down "Left out PAY-0" contradicted each other."""
+    cause = made.group()
+    for number in range(2):
+        made.message(cause, keys=[f"PAY-{number}"], business_key=f"PAY-{number}")
+    listed = list_filter(store(["PAY-0"], BOB))
+    start(Selection.of_filter({"group": cause.pk, "state": ["parked"]}).leaving_out(listed), BOB, reason="INC-553")
+    act = OperatorAction.objects.get(action="requeue")
+    text = Page(page.get(f"/admin/rmq_retry/operatoraction/{act.pk}/change/")).text
+
+    assert "Left out by a check 0" in text
+    assert "Keys left out by the operator PAY-0" in text
+
+
 def test_skip_reasons_are_shown_even_if_their_messages_are_hidden(settings: Any) -> None:
     operating(settings, PERMIT=lambda _user, _verb, _message: False)
     run = run_of(state=RunState.FINISHED, skipped=1)

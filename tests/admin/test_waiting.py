@@ -232,7 +232,7 @@ def test_the_preview_lists_keys_and_due_times_and_what_is_ticked_is_left_out(
     assert "Keys left out by the operator What is left out is not sent early" in Page(run_page).text
     assert "match no parked message" not in Page(run_page).text
     act = Page(page.get(f"/admin/rmq_retry/operatoraction/{OperatorAction.objects.get().pk}/change/")).text
-    assert "Left out m-7" in act
+    assert "Keys left out by the operator m-7" in act
 
 
 @pytest.mark.usefixtures("paid_by_hand")
