@@ -83,6 +83,7 @@ def _answer(pages: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) 
 
     return {
         "found": matches_of(lookup.found),
+        "held_keys": matches_of(lookup.held),
         "closed": matches_of(lookup.closed),
         "several": [
             (key, some[:MOST_MATCHES_SHOWN], len(some) - MOST_MATCHES_SHOWN, key in copies)

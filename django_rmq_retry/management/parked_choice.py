@@ -157,7 +157,7 @@ def report_keys(command: RmqCommand, chosen: Selection) -> Exit:
         command.say(
             f"{plural(len(lookup.keys), 'key')}: {len(lookup.found)} found and parked, "
             f"{len(lookup.missing)} not found, {len(lookup.several)} found several times, "
-            f"{len(lookup.closed)} not open."
+            f"{len(lookup.held)} on hold, {len(lookup.closed)} not open."
         )
         _say_some(command, "elsewhere, not parked", _placed(lookup.elsewhere))
         _say_some(command, IN_CONTENT, _otherwise(lookup.in_content))
@@ -169,6 +169,7 @@ def report_keys(command: RmqCommand, chosen: Selection) -> Exit:
         named = {key: f"{key} ({_states(lookup.matches[key])})" for key in lookup.several}
         _say_some(command, "copies of one message", [text for key, text in named.items() if key in copies])
         _say_some(command, "found several times", [text for key, text in named.items() if key not in copies])
+        _say_some(command, "on hold", lookup.held)
         _say_some(command, "not open", [f"{key} ({_states(lookup.matches[key])})" for key in lookup.closed])
     if left:
         command.say(f"{plural(left.messages, 'message')} left out by {plural(len(left.keys), 'key')}.")
@@ -242,6 +243,7 @@ def keys_data(lookup: Lookup) -> dict[str, Any]:
         "not_found": lookup.missing,
         "several": {key: matches[key] for key in lookup.several},
         "copies": lookup.copies,
+        "on_hold": {key: matches[key] for key in lookup.held},
         "not_open": {key: matches[key] for key in lookup.closed},
         "in_doubt": _matches({key: some for key, some in lookup.matches.items() if any(one.doubt for one in some)}),
         "differs_in_case": lookup.alike,

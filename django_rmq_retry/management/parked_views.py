@@ -383,6 +383,7 @@ def show_keys(command: RmqCommand, options: Options) -> Exit:
             **dict.fromkeys(lookup.missing, "not found"),
             **dict.fromkeys(lookup.several, "several"),
             **dict.fromkeys(lookup.copies, "copies"),
+            **dict.fromkeys(lookup.held, "on hold"),
             **dict.fromkeys(lookup.closed, "not open"),
         }
         rows = [(key, kinds[key], *cells) for key in lookup.keys for cells in _matched(lookup, key)]

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import BusinessKey, KeyList, ListedKey, ParkedMessage, RequeueItem, State
-from django_rmq_retry.models.parked import folded, name_of
+from django_rmq_retry.models.parked import OPEN, folded, name_of
 from django_rmq_retry.models.runs import ACTIVE, NOT_ENDED
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.elsewhere import places_of
@@ -85,6 +85,11 @@ class Lookup:
         return [key for key in self.keys if [one.state for one in self._of(key)] == [State.PARKED]]
 
     @cached_property
+    def held(self) -> list[str]:
+        """Keys that name one message, which is on hold."""
+        return [key for key in self.keys if [one.state for one in self._of(key)] == [State.ON_HOLD]]
+
+    @cached_property
     def missing(self) -> list[str]:
         found = self.elsewhere.keys() | self.in_content.keys()
         return [key for key in self.keys if not self._of(key) and key not in found]
@@ -102,8 +107,8 @@ class Lookup:
 
     @cached_property
     def closed(self) -> list[str]:
-        """Keys that name one message, which is not parked but on hold, in a requeue run, processed or discarded."""
-        return [key for key in self.keys if len(self._of(key)) == 1 and self._of(key)[0].state != State.PARKED]
+        """Keys that name one message, which no operator has to decide on: in a requeue run, processed or discarded."""
+        return [key for key in self.keys if len(self._of(key)) == 1 and self._of(key)[0].state not in OPEN]
 
     def twice(self, states: Sequence[str]) -> dict[str, int]:
         """Return the keys that name more than one message in these states, each with the number of messages."""

@@ -60,10 +60,11 @@ def test_a_pasted_list_shows_the_result_of_each_key(page: Client) -> None:
     told = pasted(page, "PAY-1, PAY-2;PAY-3\tPAY-4\nCUST-7\nPAY-9\nPAY-1")
     text = Page(told).text
 
-    assert tiles(told) == {"keys": 6, "found": 2, "missing": 1, "several": 1, "closed": 2}
+    assert tiles(told) == {"keys": 6, "found": 2, "missing": 1, "several": 1, "closed": 1}
+    assert told.context["answer"].held == ["PAY-4"]
     assert "Not found (1) PAY-9" in text
     assert "Processed" in text
-    assert "1 message on hold is not among them." in text
+    assert "The buttons above do not apply to 1 message on hold." in text
     assert Page(told).form_with("Look up the keys")[1]["keys"] == "PAY-1\nPAY-2\nPAY-3\nPAY-4\nCUST-7\nPAY-9"
 
 
@@ -237,6 +238,20 @@ def test_messages_on_hold_are_included_on_request(page: Client) -> None:
     assert [one for one in Page(told).links if one.startswith("Discard ") and "go on" not in one] == ["Discard 1…"]
     assert [one for one in Page(both).links if one.startswith("Discard ") and "go on" not in one] == ["Discard 2…"]
     assert "1 is on hold Leave out" in Page(follow(page, both, "Requeue 2")).text
+
+
+def test_keys_of_messages_on_hold_are_counted_apart_from_those_that_are_closed(page: Client) -> None:
+    """ "Found, and parked 1 · Not open 13" stood above "Requeue 7…", which took six on hold, too."""
+    made.message(business_key="PAY-1")
+    for number in (2, 3):
+        made.message(business_key=f"PAY-{number}", state=State.ON_HOLD)
+    made.message(business_key="PAY-4", state=State.DISCARDED)
+    both = follow(page, pasted(page, "PAY-1\nPAY-2\nPAY-3\nPAY-4"), "Include messages on hold")
+    text = Page(both).text
+
+    assert "Found, and parked 1 On hold 2 Not found 0 Found several times 0 Not open 1" in text
+    assert "The buttons above apply to 2 messages on hold, too." in text
+    assert any(link.startswith("Requeue 3") for link in Page(both).links)
 
 
 def test_a_customers_key_is_left_out_before_the_payments_of_a_list_are_discarded(page: Client) -> None:

@@ -128,7 +128,10 @@ def test_only_the_listed_messages_are_discarded_and_missing_keys_reported() -> N
     assert (refused.out, refused.code, before) == ("", 7, "parked")
     assert "1 key matches no message, several, or one elsewhere. Nothing was changed." in refused.err
     assert (told.out, told.code) == ("2 messages discarded.\n", 5)
-    assert "3 keys: 2 found and parked, 1 not found, 0 found several times, 0 not open.\n  not found: PAY-9" in told.err
+    assert (
+        "3 keys: 2 found and parked, 1 not found, 0 found several times, 0 on hold, 0 not open.\n  not found: PAY-9"
+        in told.err
+    )
     assert [again(row).state for row in (one, two, other)] == ["discarded", "discarded", "parked"]
 
 
