@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import Count, Max
+from django.db.models import Max
 from django.db.transaction import non_atomic_requests
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.defaultfilters import floatformat
@@ -74,7 +74,7 @@ from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.elsewhere import places_of
 from django_rmq_retry.parked.found import Room
 from django_rmq_retry.parked.held_up import held_up, in_few_words, stands, waiting_in
-from django_rmq_retry.parked.items import MOST_UNSENT_COUNTED, unsent_of_stopped
+from django_rmq_retry.parked.items import MOST_UNSENT_COUNTED, unsent_of_stopped, unsent_when_stopped
 from django_rmq_retry.parked.key_lists import keys_of, unmatched
 from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import has_own_rules
@@ -152,7 +152,7 @@ class RequeueRunAdmin(Pages):
         shown = super().get_changelist_instance(request)
         shown.result_list = list(shown.result_list)
         leave_out_unfounded(shown.result_list)
-        causes, not_sent = causes_of(shown.result_list), _not_sent(shown.result_list)
+        causes, not_sent = causes_of(shown.result_list), unsent_when_stopped(shown.result_list)
         checks = checks_of_runs(shown.result_list)
         held, resolved = held_up(filter(stands, shown.result_list)), run_outcomes.resolved(shown.result_list)
         for run in shown.result_list:
@@ -517,15 +517,6 @@ def _decided(run: RequeueRun) -> OperatorAction | None:
     if action is None or run.wait:
         return None
     return OperatorAction.objects.filter(run=run.pk, action=action).order_by("-number").first()
-
-
-def _not_sent(runs: Sequence[RequeueRun]) -> dict[int, int]:
-    """Return how many messages each stopped run had still to send."""
-    stopped = [run.pk for run in runs if run.state == RunState.STOPPED and run.skipped]
-    if not stopped:
-        return {}
-    unsent = RequeueItem.objects.filter(run__in=stopped, state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED)
-    return dict(unsent.order_by().values_list("run").annotate(count=Count("pk")))
 
 
 def causes_of(runs: Sequence[RequeueRun]) -> dict[int, list[tuple[int, str, int]]]:

@@ -25,6 +25,7 @@ from django_rmq_retry.models import (
     ConsumerProcess,
     EarlyRetry,
     GatedAct,
+    ItemReason,
     ItemState,
     OperatorAction,
     ParkedMessage,
@@ -402,7 +403,8 @@ def _left_out(items: Iterable[RequeueItem], actions: Iterable[OperatorAction]) -
     for item in items:
         if item.state == ItemState.SKIPPED and item.ended_at and not item.sent_at:
             at = max(item.ended_at, approved.get(item.run_id, item.ended_at))
-            title, why = _("Left out of the requeue"), str(item.get_skip_code_display())
+            stopped, why = item.skip_code == ItemReason.STOPPED, str(item.get_skip_code_display())
+            title = _("Not sent by the requeue") if stopped else _("Left out of the requeue")
             yield TimelineEvent(at=at, kind="spared", title=title, text=why, run=item.run_id)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import chain
-from operator import attrgetter
 
 from django.core.management.base import CommandError, CommandParser
 
@@ -54,6 +53,7 @@ from django_rmq_retry.parked.findings import (
     report,
 )
 from django_rmq_retry.parked.held_up import held_up, in_few_words, stands, waiting_in
+from django_rmq_retry.parked.items import unsent_when_stopped
 from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
 from django_rmq_retry.parked.outcome_texts import decisions_on
@@ -254,11 +254,18 @@ def show_runs(command: RmqCommand, options: Options) -> Exit:
         for name, title in MORE_COUNTS.items():
             if any(getattr(run, name) for run in runs):
                 counts, head = [*counts, name], [*head, title]
+        if unsent := unsent_when_stopped(runs):
+            counts, head = [*counts, "not_sent"], [*head, "NOT SENT"]
+
+        def number_of(run: RequeueRun, name: str) -> int:
+            not_sent = unsent.get(run.pk, 0)
+            return not_sent if name == "not_sent" else getattr(run, name) - (not_sent if name == "skipped" else 0)
+
         started = [clock(run.created_at, terminal=terminal) for run in runs]
         held, now = held_up(filter(stands, runs)), database_clock.reckoned(records_alias())
         states = ["waits" if run.nothing_sent_since(now) else run.state for run in runs]
         cells = [
-            (run.pk, state, at, run.who, *attrgetter(*counts)(run), run.reason)
+            (run.pk, state, at, run.who, *(number_of(run, name) for name in counts), run.reason)
             for run, state, at in zip(runs, states, started, strict=True)
         ]
         command.table([(*head, "REASON"), *cells], cut=True)
@@ -613,7 +620,10 @@ def summary(run: RequeueRun, held: str = "") -> str:
 
     Of one that has not ended also its state, and which stopped queue it waits for.
     """
-    parts = [f"{count} {TALLY_WORDS[state]}" for state, count in run.tally.items() if count]
+    tally, not_sent = run.tally, unsent_when_stopped([run]).get(run.pk, 0)
+    tally[ItemState.SKIPPED] -= not_sent
+    tally[ItemState.PENDING] += not_sent
+    parts = [f"{count} {TALLY_WORDS[state]}" for state, count in tally.items() if count]
     parts += [f"{run.edited} sent as edited"] if run.edited else []
     parts += [f"at least {run.handled_twice} handled twice"] if run.handled_twice else []
     parts += [f"{run.perhaps_twice} perhaps handled twice"] if run.perhaps_twice else []

@@ -270,6 +270,16 @@ def _explained(
     return told
 
 
+def unsent_when_stopped(runs: Iterable[RequeueRun]) -> dict[int, int]:
+    """Return how many messages each stopped run had still to send; they count as skipped, though nothing kept them."""
+    stopped = [run for run in runs if run.state == RunState.STOPPED and run.skipped]
+    early = {run.pk: run.skipped for run in stopped if run.retries_of}
+    if len(early) == len(stopped):
+        return early
+    unsent = RequeueItem.objects.filter(run__in=stopped, state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED)
+    return early | dict(unsent.order_by().values_list("run").annotate(count=Count("pk")))
+
+
 def counted_elsewhere(run: RequeueRun, *, active: Iterable[RequeueRun], most: int) -> int:
     """Return how many of the next unsent messages an earlier active run has too, or were sent or changed meanwhile."""
     # A column and no join: a database that joins reads all messages between the first and the last of the run.

@@ -38,7 +38,8 @@ from django_rmq_retry.topology.declarations import Role
 from django_rmq_retry.wording import second
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
-from tests.admin.looking import Page
+from tests.admin.looking import Page, address_of
+from tests.commands.running import parked
 from tests.commands.running import run as command
 from tests.operators.made import ANN, BOB, discard_messages, drive_run, pause_run, requeue_run
 from tests.tooling.waiting import wait_until
@@ -751,6 +752,19 @@ def test_the_page_names_who_stopped_a_run(page: Client) -> None:
     stop_run(run.pk, BOB, reason="wrong ones")
 
     assert "Stopped by bob" in shown(page, run)
+
+
+def test_what_a_stopped_run_has_not_sent_is_called_so_everywhere(page: Client) -> None:
+    """Its page said "2 not sent", the command "2 left out", and the timeline of each message "Left out"."""
+    some = [made.message(business_key=f"PAY-{number}") for number in range(2)]
+    run = requeue_run([one.pk for one in some])
+    stop_run(run.pk, BOB, reason="wrong ones")
+
+    assert "2 not sent" in shown(page, run)
+    assert f"Not sent by the requeue · Requeue run {run.pk}" in Page(page.get(address_of(some[0]))).text
+    assert parked("requeue-run", str(run.pk)).out.startswith(f"Requeue run {run.pk} (stopped): 2 not sent")
+    [head, row] = [line.split("\t") for line in parked("requeue-runs").out.splitlines()]
+    assert [row[head.index(name)] for name in ("LEFT OUT", "NOT SENT")] == ["0", "2"]
 
 
 def test_the_page_counts_what_was_left_out_by_keys_and_names_keys_that_matched_nothing(page: Client) -> None:
