@@ -50,6 +50,7 @@ from django_rmq_retry.health.time_limit import in_time
 from django_rmq_retry.messages.reasons import MAY_HAVE_RUN
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import (
+    Action,
     ApprovalRequest,
     Attempt,
     BlockedKey,
@@ -58,6 +59,7 @@ from django_rmq_retry.models import (
     Declared,
     ErrorGroup,
     GatedAct,
+    OperatorAction,
     OutboxMessage,
     ParkedMessage,
     ParkedMinute,
@@ -265,6 +267,8 @@ class Survey:
     """The parked messages that those of them are to send that are sending; no more than are parked."""
     held: Mapping[int, Sequence[QueueState]] = field(default_factory=dict)
     """The stopped queues for which the latest of them wait, by the number of the run."""
+    paused_by: Mapping[int, str] = field(default_factory=dict)
+    """Who paused a run, of those that an operator did."""
     twice: tuple[RequeueRun, ...] = ()
     """Those of the active ones, and of the lately ended ones, of whose messages some were handled twice, or perhaps."""
     twice_names: Mapping[int, Sequence[str]] = field(default_factory=dict)
@@ -372,6 +376,7 @@ def survey(*, page: bool = False) -> Survey:
         runs=runs,
         to_send=min(sends, parked_now.count),
         held=held_up(filter(stands, runs[-MOST_HELD_RUNS:]), [state_of(one) for one in stopped]),
+        paused_by=_paused_by([run.pk for run in runs if run.state == RunState.PAUSED and not run.wait]),
         twice=twice,
         twice_names={run.pk: _names_in_doubt(run) for run in twice[:MOST_NAMED_RUNS]},
         elsewhere={
@@ -400,6 +405,12 @@ def survey(*, page: bool = False) -> Survey:
         overdue=overdue_retries(now),
         declared=() if Declared in missing else tuple(rows()),
     )
+
+
+def _paused_by(runs: Collection[int]) -> dict[int, str]:
+    """Return who paused each of these runs last; no query if there is none."""
+    acts = OperatorAction.objects.filter(run__in=runs, action=Action.PAUSE).order_by("number")
+    return {act.run: act.who for act in acts if act.run is not None} if runs else {}
 
 
 def _handled_anyway(now: datetime) -> list[tuple[int, datetime]]:

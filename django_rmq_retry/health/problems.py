@@ -339,7 +339,7 @@ def in_survey(survey: Survey, limits: Limits, levels: Sequence[Level] = ()) -> I
     now, read = survey.at, queues_read(survey.processes, survey.at)
     yield from _in_clocks(survey)
     yield from in_outbox(survey.outbox, now, limits) if survey.outbox_answers else [Problem(code=Code.OUTBOX_AWAY)]
-    of_runs = list(in_runs(survey.runs, now, survey.elsewhere, survey.held))
+    of_runs = list(in_runs(survey.runs, now, survey.elsewhere, survey.held, survey.paused_by))
     yield from _in_parked(survey, limits, troubled={one.subject for one in of_runs})
     yield from _in_silent(survey.silent, now)
     yield from in_stopped(survey.stopped, now, read, survey.given_again, levels)
@@ -814,11 +814,11 @@ def _held_by(survey: Survey) -> Iterator[str]:
     """Yield a sentence on each of the latest paused runs that have parked messages still to send."""
     for run, count in _paused_with(survey)[-MOST_IN_A_TEXT:]:
         text = ngettext(
-            "Requeue run %(runs)s by %(who)s is paused with %(number)s of them.",
-            "Requeue run %(runs)s by %(who)s is paused with %(number)s of them.",
+            "Requeue run %(run)s is paused with %(number)s of them.",
+            "Requeue run %(run)s is paused with %(number)s of them.",
             count,
         )
-        yield text % {**_named_runs([run]), "number": number(count)}
+        yield text % {"run": run.pk, "number": number(count)}
 
 
 def _asked_for(known: ApprovalCounts) -> Iterator[str]:
@@ -1469,10 +1469,11 @@ def in_runs(
     now: datetime,
     elsewhere: Mapping[int, int] = MappingProxyType({}),
     held: Mapping[int, Sequence[QueueState]] = MappingProxyType({}),
+    paused_by: Mapping[int, str] = MappingProxyType({}),
 ) -> Iterator[Problem]:
     """Yield the runs that need somebody; ``elsewhere`` has the unsent messages that are not to be counted with them.
 
-    Those ``held`` wait for stopped queues.
+    Those ``held`` wait for stopped queues; ``paused_by`` has who paused some.
     """
     for run in runs:
         paused = run.state == RunState.PAUSED
@@ -1485,6 +1486,7 @@ def in_runs(
             "command": itself,
             "resume": f"{itself} {resuming(run)}" if paused else "",
             "explanation": explanation and f": {explanation}",
+            "by": " " + _("by %(name)s") % {"name": paused_by[run.pk]} if run.pk in paused_by else "",
             "span": span(idle),
         }
         code = None

@@ -714,7 +714,7 @@ class Code(Enum):
         page=ActingPage.OUTBOX,
         runbook="the-outbox-grows",
     )
-    RUN_HELD = replace(RUN_PAUSED, text=_("Requeue run %(subject)s has been paused for %(span)s%(explanation)s."))
+    RUN_HELD = replace(RUN_PAUSED, text=_("Requeue run %(subject)s has been paused for %(span)s%(by)s%(explanation)s."))
     RUN_WAITS = _warning(Area.PARKED)(
         text=_("Requeue run %(subject)s waits%(explanation)s."),
         why=_("It sends nothing meanwhile."),

@@ -44,7 +44,16 @@ from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
 from tests.commands.running import run
-from tests.operators.made import ANN, discard_messages, hold_messages, logged, requeue_run, unhold_messages
+from tests.operators.made import (
+    ANN,
+    BOB,
+    discard_messages,
+    hold_messages,
+    logged,
+    pause_run,
+    requeue_run,
+    unhold_messages,
+)
 from tests.tooling.marks import NIGHTLY_BUT_ON_SQLITE
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database, *NIGHTLY_BUT_ON_SQLITE]
@@ -583,6 +592,18 @@ def test_a_paused_run_needs_somebody(page: Client, wait: str, said: str) -> None
 
     assert f"! Requeue run {run.pk} {said}" in Page(response).text
     assert f'href="{ADMIN}requeuerun/{run.pk}/change/"' in response.content.decode()
+
+
+def test_a_paused_run_names_who_paused_it_and_not_only_who_started_it(page: Client) -> None:
+    """ "Requeue run 3 by lead is paused" read as if lead had paused it: anna had."""
+    cause = made.group()
+    made.message(cause)
+    run = requeued(cause)
+    pause_run(run, BOB)
+    text = shown(page, "livestatus/")
+
+    assert re.search(rf"Requeue run {run.pk} has been paused for \d+ s by bob\.", text)
+    assert f"Requeue run {run.pk} is paused with 1 of them." in text
 
 
 def test_a_button_that_a_user_may_not_press_says_why(page: Client) -> None:

@@ -835,8 +835,8 @@ def test_messages_in_two_paused_runs_are_counted_once_on_the_live_status(page: C
     changed = needs(page)
 
     assert both == [
-        f"Requeue run {first.pk} has been paused. 2 messages not sent yet.",
-        f"Requeue run {second.pk} has been paused: {SHARED} 1 message not sent yet.",
+        f"Requeue run {first.pk} has been paused by ann. 2 messages not sent yet.",
+        f"Requeue run {second.pk} has been paused by ann: {SHARED} 1 message not sent yet.",
     ]
     assert [text.rpartition(". ")[2] for text in changed] == ["1 message not sent yet.", "1 message not sent yet."]
     assert "1 of its messages is in another requeue run too, or was sent or changed meanwhile" in changed[0]

@@ -498,7 +498,7 @@ def test_what_a_paused_run_has_to_send_is_told_with_it_and_not_proposed_again(pa
     found = under_a_run(parked, 140, state=RunState.PAUSED)
 
     assert found.code is Code.PARKED_MANY
-    assert "Requeue run 8 by ann is paused with 140 of them." in found.why
+    assert "Requeue run 8 is paused with 140 of them." in found.why
     assert (found.fix, found.values["runs"]) == ("manage.py rmq_parked requeue-run 8", ["8"])
 
 
@@ -1297,7 +1297,7 @@ def test_what_harms_most_is_told_first_errors_before_warnings() -> None:
 
 def test_a_problem_says_since_when_unless_its_rule_says_for_how_long() -> None:
     """A run that had paused itself did not say since when, because its reason named a span that was as long."""
-    values = {"span": "3 min", "explanation": ": No outcome came for 3 min", "command": "x"}
+    values = {"span": "3 min", "explanation": ": No outcome came for 3 min", "by": "", "command": "x"}
     paused, held = (Problem(code=code, since=BEGAN, values=values) for code in (Code.RUN_PAUSED, Code.RUN_HELD))
     [parked] = needs(surveyed(parked=ParkedCounts(count=1, oldest=BEGAN)), [])
 
