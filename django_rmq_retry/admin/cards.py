@@ -19,7 +19,7 @@ from django_rmq_retry.models import ApprovalRequest, ErrorGroup, ParkedOrigin, R
 from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
-from django_rmq_retry.parked.groups import STILL_GROWS, Origin, grows, has_grown, origins_of, parked_lately
+from django_rmq_retry.parked.groups import STILL_GROWS, Origin, group_grows, has_grown, origins_of, parked_lately
 from django_rmq_retry.parked.items import LeftBehind, groups_of_runs, left_behind_lately
 from django_rmq_retry.wording import counted, listed, minute
 
@@ -68,8 +68,8 @@ class Card:
     def growing(self) -> str:
         newest = self.trend.newest
         since = self.trend.newest_since
-        last = self.group.last_new or self.group.last_seen
-        if since is None or not grows(newest, last, database_clock.reckoned(records_alias()), taken=self._taken):
+        now = database_clock.reckoned(records_alias())
+        if since is None or not group_grows(self.group, newest, now, taken=self._taken):
             return ""
         text = _("growing (+%(count)d since %(time)s)")
         return counted(text, count=newest, time=minute(since))

@@ -11,6 +11,7 @@ from django.core.checks import WARNING, CheckMessage, run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.migrations.executor import MigrationExecutor
+from django.db.models import F
 
 from django_rmq_retry import conf
 from django_rmq_retry.amqp.refusals import Refusal
@@ -28,7 +29,7 @@ from django_rmq_retry.health.time_limit import in_time
 from django_rmq_retry.management.findings import Finding, Grade
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
-from django_rmq_retry.parked.groups import parked_lately
+from django_rmq_retry.parked.groups import parked_lately, with_held
 from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.operators import LABEL
 
@@ -177,7 +178,8 @@ class RecordExamination:
 
 def growing(now: datetime) -> Iterator[Problem]:
     """Yield the error groups that grow."""
-    recent = ErrorGroup.objects.filter(parked__gt=0, muted=False, last_seen__gte=now - RECENT).order_by("-last_seen")
+    waiting = with_held(ErrorGroup.objects.filter(muted=False, last_seen__gte=now - RECENT))
+    recent = waiting.filter(parked__gt=F("held")).order_by("-last_seen")
     groups = {group.pk: group for group in recent[:MOST_GROUPS_EXAMINED]}
     yield from in_groups(groups, parked_lately(groups, buckets=1), now, groups_of_runs(groups))
 

@@ -69,7 +69,7 @@ from django_rmq_retry.parked.edit import as_text
 from django_rmq_retry.parked.elsewhere import elsewhere, places_of
 from django_rmq_retry.parked.findings import FINDING_TEXTS, sends_any
 from django_rmq_retry.parked.found import Found
-from django_rmq_retry.parked.groups import grows, last_parked, parked_lately, still_failing, with_held
+from django_rmq_retry.parked.groups import group_grows, last_parked, parked_lately, still_failing, with_held
 from django_rmq_retry.parked.items import groups_of_runs, queue_of, waits_in
 from django_rmq_retry.parked.key_lists import Lookup, current_matches, look_up
 from django_rmq_retry.parked.links import message_links
@@ -411,10 +411,7 @@ def show_groups(command: RmqCommand, options: Options) -> Exit:
     now = database_clock.now(records_alias())
     runs = groups_of_runs([row.pk for row in groups])
     taken = {group: run.created_at for group, run in runs.items()}
-    growing = {
-        row.pk: grows(lately.newest[row.pk], row.last_new or row.last_seen, now, taken=taken.get(row.pk))
-        for row in groups
-    }
+    growing = {row.pk: group_grows(row, lately.newest[row.pk], now, taken=taken.get(row.pk)) for row in groups}
     perhaps = sum(row.perhaps for row in groups)
     step = _next_step({row.pk: row.parked for row in groups if row.parked}, runs)
     if options["json"]:

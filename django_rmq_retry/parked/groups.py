@@ -256,6 +256,12 @@ def grows(newest: int, last_new: datetime, now: datetime, *, taken: datetime | N
     return has_grown(newest) and now - last_new < STILL_GROWS and (taken is None or last_new > taken)
 
 
+def group_grows(group: Any, newest: int, now: datetime, *, taken: datetime | None = None) -> bool:
+    """Return True if a group grows that is annotated by ``with_held``: none does of which nothing waits."""
+    waits = group.parked > group.held
+    return waits and grows(newest, group.last_new or group.last_seen, now, taken=taken)
+
+
 def has_grown(newest: int) -> bool:
     """Return True if so many new messages are growth, although none may have come in the last minute."""
     return newest >= GROWTH

@@ -17,6 +17,7 @@ from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.health.facts import parked_origins, survey
 from django_rmq_retry.health.rules import Code, Problem
+from django_rmq_retry.management.examination import growing
 from django_rmq_retry.markup import NOTHING
 from django_rmq_retry.models import (
     Action,
@@ -423,6 +424,23 @@ def test_the_live_status_reads_a_row_for_each_cause_and_queue_and_not_for_each_g
         made.message(made.group(title="GatewayTimeout", culprit=f"bank.gateway:post{place}"), queue=f"q{place % 2}")
 
     assert len(parked_origins().counts) == 2
+
+
+def test_a_group_of_which_all_is_on_hold_does_not_grow_anywhere(page: Client) -> None:
+    """ "0 parked · 4 on hold" stood beside "growing"."""
+    now = timezone.now()
+    cause = made.group(title="BankDown", last_new=now, last_seen=now)
+    rows = [made.message(cause, parked_at=now).pk for _ in range(3)]
+
+    def told() -> tuple[bool, bool, int]:
+        [card] = [card for card, *_rest in page.get(f"{ADMIN}errorgroup/").context["cards"]]
+        [group] = run("rmq_parked", "groups", "--json").data["items"]
+        return bool(card.growing), group["growing"], len(list(growing(now)))
+
+    before = told()
+    hold_messages(rows)
+
+    assert (before, told()) == ((True, True, 1), (False, False, 0))
 
 
 def test_copies_of_a_requeue_that_fail_again_are_no_growth_but_failures(page: Client) -> None:
