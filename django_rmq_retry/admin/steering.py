@@ -11,7 +11,7 @@ from django.utils.translation import ngettext
 from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
 from django_rmq_retry.admin.requeue_form import typed_number
 from django_rmq_retry.models import RequeueRun, RunState
-from django_rmq_retry.models.runs import HELD
+from django_rmq_retry.models.runs import HELD, STOOD_STILL
 from django_rmq_retry.parked import requeue_options, run_steering
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.unsent_edits import edited_in
@@ -137,7 +137,7 @@ def _ask(pages: Pages, request: HttpRequest, run: RequeueRun, action: str, wrong
         run=run,
         action=action,
         effect=_effect(run, action),
-        warning=run.get_wait_display() if action == RESUME and _unproven(run) else "",
+        warning=STOOD_STILL.get(run.wait, run.get_wait_display()) if action == RESUME and _unproven(run) else "",
         edited=_edited(run) if action in (RESUME, TEST) else "",
         reason_needed=bool(_lacks_reason(run, action, "")),
         wrong={"reason": wrong} if wrong else {},

@@ -1290,6 +1290,17 @@ def test_a_run_that_sends_nothing_now_is_not_green_and_says_why(page: Client, wa
         assert ("● Sending" in place, "per second ·" in place) == (False, False)
 
 
+def test_who_resumes_a_run_that_its_guard_paused_is_not_told_to_resume_it(page: Client) -> None:
+    """ "… the cause is gone: More messages failed again than … Check them, then resume or stop it." """
+    run = run_of(state=RunState.PAUSED, wait=RunWait.GUARD, sent=20, failed=20, total=100, stop_at=20)
+    RequeueItem.objects.create(run=run, message=made.message(), place=1, revision=1)
+    asked = Page(page.get(f"{RUNS}{run.pk}/control/?action=resume")).text
+
+    said = "More messages failed again than the requeue run allows. Nothing shows yet that the cause is gone."
+    assert said in asked
+    assert "then resume" not in asked
+
+
 @pytest.mark.parametrize("wait", [RunWait.OUTCOMES_WAIT, RunWait.NO_CONSUMER])
 def test_the_rest_of_a_run_that_waits_for_its_first_outcomes_can_be_sent(page: Client, wait: RunWait) -> None:
     run = run_of(state=RunState.RUNNING, wait=wait, sent=20, total=100, rate=20, stop_at=20)
@@ -1301,7 +1312,8 @@ def test_the_rest_of_a_run_that_waits_for_its_first_outcomes_can_be_sent(page: C
     action = OperatorAction.objects.get(run=run.pk)
 
     assert "Send the rest without waiting…" in buttons
-    assert "80 messages are sent, at 20 per second. Nothing shows yet that the cause is gone: The rest waits" in asked
+    assert "80 messages are sent, at 20 per second. The rest waits" in asked
+    assert "Nothing shows yet that the cause is gone." in asked
     assert (run.state, run.wait, run.room_before_outcomes) == (RunState.RUNNING, "", None)
     assert (action.action, action.reason, action.actor_name) == ("resume", "the bank answers late", "lead")
     assert "without waiting…" not in shown(page, run)
