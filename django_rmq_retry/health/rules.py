@@ -325,7 +325,7 @@ class Code(Enum):
         runbook="requeued-messages-have-no-outcome",
     )
     CRASH_LOOP = _error(Area.CONSUMERS)(
-        word=_("died"),
+        word=_("consumer died"),
         text=_("Consumers of %(queues)s die again and again: %(number)s since %(since)s, the last one %(span)s ago."),
         why="%(details)s",
         fix="Check rmq_consume on these hosts: journalctl, docker logs or kubectl logs. "

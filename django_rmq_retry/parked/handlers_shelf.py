@@ -74,7 +74,10 @@ def _gone(row: ConsumerProcess, then: Later | None) -> str:
         return _("In a handler on %(host)s when its process was last heard of, outcome unknown") % {"host": row}
     text = _("In a handler on %(host)s when its process was last heard of, and tried again at %(time)s by %(other)s")
     if then.twice:
-        text = _("In a handler on %(host)s, and handled again at %(time)s by %(other)s: it may have been done twice")
+        text = _(
+            "In a handler on %(host)s when its process was last heard of, and handled again at %(time)s by %(other)s: it "
+            "may have been done twice"
+        )
     elif then.ended:
         text = _("In a handler on %(host)s when its process was last heard of, and ended at %(time)s by %(other)s")
     return text % {"host": row, "time": second(then.attempt.ended_at), "other": then.process}

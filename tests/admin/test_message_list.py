@@ -527,7 +527,10 @@ def test_a_payment_that_came_back_from_a_worker_is_found_by_its_key(
 @pytest.mark.parametrize(
     ("made_of_it", "said"),
     [
-        (success, r"In a handler on a:7, and handled again at \S+ by \S+:\d+: it may have been done twice"),
+        (
+            success,
+            r"In a handler on a:7 when its process was last heard of, and handled again at \S+ by \S+:\d+: it may have been done twice",
+        ),
         (failure, r"In a handler on a:7 when its process was last heard of, and tried again at \S+ by \S+:\d+"),
     ],
 )
