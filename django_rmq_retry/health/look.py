@@ -116,8 +116,11 @@ class Health:
         if self.survey is None:
             return ()
         known, levels = self.survey, () if self.as_of else self.gauged.levels
-        unread = {work_queue(one.level.queue) for one in self.judged if levels and one.of(Code.NO_CONSUMER)}
-        given = with_cut_off(known.given_again, known.processes, known.at, unread)
+        each = [problem for one in self.judged if levels for problem in one.problems if problem.code in UNCONSUMED]
+        unread = {work_queue(problem.subject) for problem in each}
+        holding = {work_queue(problem.subject) for problem in each if problem.count}
+        holding |= {control.queue for control in known.stopped}
+        given = with_cut_off(known.given_again, known.processes, known.at, unread, holding=holding)
         return tuple(in_survey(replace(known, given_again=given), self.limits, levels))
 
     @cached_property

@@ -1129,7 +1129,7 @@ def _crash_loop(
     unread = [queue for queue in queues if not any(queue in row.queues for row in heard)]
     over = all(loop.over for loop in loops) or (not unread and _settled(killers, rows, now))
     # The one that outlived the loop may be dead, too: then another one that lives may show that it is over.
-    living = [row for row in heard if set(row.queues) & set(queues)]
+    living = [row for row in heard if set(row.queues) >= set(queues)]
     witness = max(living, key=lambda row: (row in heirs, row.ran(now)), default=None)
     restarts = not over and now - last < RESTARTED_WITHIN
     if over and witness is not None and (witness.ran(now) > LOOP_OVER_AFTER or not all(loop.over for loop in loops)):

@@ -356,8 +356,11 @@ class ProcessList:
         alive = any(row.living(now) for row in rows) if settings().records else None
         found = merged(found, queues, last, alive=alive)
         found += still_at_it(again, rows, now)
+        unread = {work_queue(problem.subject) for problem in unconsumed}
         holding = {work_queue(problem.subject) for problem in unconsumed if problem.count}
-        given = with_cut_off(given_again(known, now, read=readers(rows, now)), rows, now, holding)
+        holding |= {control.queue for control in stopped}
+        again_given = given_again(known, now, read=readers(rows, now))
+        given = with_cut_off(again_given, rows, now, unread, holding=holding)
         found += in_given_again(given, rows, now, seen.levels, stopped)
         found += in_stopped(stopped, now, queues_read(rows, now), given, seen.levels)
         checked_ones = {(one.queue, one.message_id) for one in again if one.mark in marks}

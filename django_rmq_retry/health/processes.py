@@ -634,11 +634,17 @@ def left_by_the_lost(
 
 
 def with_cut_off(
-    given: Mapping[str, GivenAgain], rows: Iterable[ConsumerProcess], now: datetime, unread: Collection[str]
+    given: Mapping[str, GivenAgain],
+    rows: Iterable[ConsumerProcess],
+    now: datetime,
+    unread: Collection[str],
+    *,
+    holding: Collection[str],
 ) -> Mapping[str, GivenAgain]:
-    """Return the same with what processes had begun of queues that hold messages, and have no consumer at the broker.
+    """Return the same with what processes of unread queues had begun, which have no consumer at the broker.
 
-    These are gone, or cut off from it, although it is too early to miss their heartbeats. One query if there are some.
+    They are gone, or cut off from it, although it is too early to miss their heartbeats. What they had of the queues
+    that are ``holding`` messages waits there: that of a stopped one, too. One query if there are some.
     """
     alive = (row for row in rows if not row.vanished(now) and (row.silent(now) or not row.stopping))
     gone = [row for row in alive if any(queue in unread for queue in row.queues)][:MOST_LOOKED_UP]
@@ -649,7 +655,7 @@ def with_cut_off(
     once, found = handlers_that_repeat_nothing() if gone else [], dict(given)
     for each in (each for row in gone for each in Process.of(row, now, None).in_flight):
         queue = work_queue(each.queue)
-        if queue in unread and each.message_id and not (each.auto_ack or each.handler in once):
+        if queue in holding and each.message_id and not (each.auto_ack or each.handler in once):
             known = found.get(queue, GivenAgain(begun=(), perhaps=(), waiting=()))
             found[queue] = replace(known, waiting=tuple(sorted({*known.waiting, each.name})))
     return found

@@ -634,7 +634,7 @@ class Code(Enum):
             "%(count)d of %(every)d consumers have ended: %(ends)s.",
             "count",
         ),
-        why=ngettext_lazy("No other was started since.%(held)s", "No others were started since.%(held)s", "count"),
+        why=_("Fewer run than before.%(held)s"),
     )
     CRASH_LOOP_OVER = replace(
         CRASH_LOOP,

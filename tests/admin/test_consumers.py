@@ -641,7 +641,7 @@ def test_the_fold_of_a_crash_loop_has_as_many_processes_as_its_head_says_and_old
 
 
 def test_one_that_died_in_a_crash_loop_is_told_with_it_before_the_next_one_is_started(page: Client) -> None:
-    """ "1 of 2 consumers has ended. No other was started since." stood beside the loop in which it had died."""
+    """ "1 of 2 consumers has ended." stood beside the loop in which it had died."""
     ends: dict[str, Any] = {"fault": "exit 9", "stopping": True}
     beat = timezone.now() - timedelta(seconds=12)
     for place in range(3):
@@ -837,6 +837,21 @@ def test_a_process_is_not_called_running_once_the_broker_has_lost_it(
     assert "1 process is alive · 1 gone or cut off" in told.out
     ConsumerProcess.objects.filter(host="a").update(stopping=True)
     assert "1 stopping · 1 gone or cut off" in run("rmq_status", "--consumers").out
+
+
+def test_what_was_begun_of_a_paused_queue_is_told_as_soon_as_its_consumer_is_lost(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pause excuses that nobody reads the queue: for half a minute its messages only waited until it is resumed."""
+    handler("mails", name="mail")(lambda _mail: None)
+    QueueControl.objects.create(queue="payments.main", paused=True, since=timezone.now())
+    made.consumer(seconds=2, queues=["payments.main", "mails"], in_flight=[made.in_flight(seconds=5)])
+    pay, mails = (Level(queue=name, role=Role.WORK, ready=0, consumers=0) for name in ("payments.main", "mails"))
+    made.broker_seen(monkeypatch, replace(pay, ready=38), mails)
+    begun = "1 message was in a handler when its consumer was lost, and may have been done: PAY-1. Find that out before"
+
+    assert begun in shown(page)
+    assert begun in Page(page.get(NOW)).text
 
 
 def test_a_broker_that_does_not_answer_says_nothing_of_the_processes(

@@ -623,7 +623,7 @@ def test_who_has_killed_consumers_by_hand_says_so_and_only_later_deaths_are_told
 
 
 def test_of_two_lines_that_died_at_the_same_time_both_are_checked() -> None:
-    """A minute after the check three of eight "have ended. No others were started since", and four ran."""
+    """A minute after the check three of eight "have ended", and four ran."""
     for place in range(2):
         begun = timezone.now() - timedelta(minutes=3, seconds=place)
         for number in range(1, 4):

@@ -1087,6 +1087,17 @@ def test_what_is_parked_long_after_a_loop_is_not_said_to_have_caused_it() -> Non
     assert "LATER" not in " ".join(one.text + one.why for one in in_processes(rows, NOW, suspects=suspects))
 
 
+def test_a_process_that_does_not_read_the_queue_of_a_loop_does_not_show_that_it_is_over() -> None:
+    """It "seems over: vm:1 has run for 7 min", which read other queues only, and two had died since."""
+    rows, other = line((90, 25), (24, 20), (19, 15)), process(8, queues=["a"], started_at=ago(hours=1))
+    for row in rows:
+        row.queues, row.replaced = ["a", "mail"], True
+    [over] = in_processes([*rows, other], NOW)
+
+    assert over.code is Code.CRASH_LOOP_OVER
+    assert "It seems over" not in over.why
+
+
 def test_a_loop_that_is_over_stays_so_while_the_broker_is_away() -> None:
     """It turned red again although nobody died: the process with which it was over had lost its connection."""
     rows = line((90, 25), (24, 20), (19, 15), last=14)
@@ -1507,7 +1518,7 @@ def test_a_consumer_that_ended_with_a_fault_is_told_with_it_and_is_not_one_that_
         "2 of 4 consumers have ended: exit 1: Handler statements.render did not end within twice its timeout "
         "(web:2, 40 s ago; web:3, 50 s ago)."
     )
-    assert ended.why == "No others were started since. 1 message was in flight."
+    assert ended.why == "Fewer run than before. 1 message was in flight."
     assert vanished.text == "1 of 4 consumers without a heartbeat for 30 s: web:4 (1 min ago)."
 
 
