@@ -75,8 +75,8 @@ def _gone(row: ConsumerProcess, then: Later | None) -> str:
     text = _("In a handler on %(host)s when its process was last heard of, and tried again at %(time)s by %(other)s")
     if then.twice:
         text = _(
-            "In a handler on %(host)s when its process was last heard of, and handled again at %(time)s by %(other)s: it "
-            "may have been done twice"
+            "In a handler on %(host)s when its process was last heard of, and handled again at %(time)s by %(other)s: "
+            "it may have been done twice"
         )
     elif then.ended:
         text = _("In a handler on %(host)s when its process was last heard of, and ended at %(time)s by %(other)s")
