@@ -231,7 +231,7 @@ def _reported(record: ParkedMessage) -> int:
 def last_attempts(identities: Collection[str]) -> QuerySet[Attempt]:
     """Return the last attempt of each of these messages."""
     rows = Attempt.objects.filter(identity__in=identities).exclude(_with_later())
-    return rows.defer("chain", "logs", "error_text")
+    return rows.defer("chain", "logs")
 
 
 def waiting(at: datetime, *, overdue: timedelta = COUNTS_AS_WAITING) -> QuerySet[Attempt]:

@@ -1054,7 +1054,7 @@ def crash_loops(
     """
     known = list(dead)
     loops = {id(one.loop): one.loop for one in known if one.loop is not None}
-    beside = [one for one in known if one.loop is None and one.row.ended_at]
+    beside = [one for one in known if one.loop is None and one.row.ended_at and not one.row.gave_back]
     together: list[list[CrashLoop]] = []
     for loop in loops.values():
         joined = [some for some in together if any(_at_once(loop, one) for one in some)]
@@ -1062,7 +1062,8 @@ def crash_loops(
         together.append([loop, *(one for some in joined for one in some)])
     living = list(heard)
     told = [_crash_loop(some, beside, now, living, suspects, checked=checked) for some in together]
-    marked = [one.row for one in known if checked and mark_of(one.row) in checked]
+    # Of one that was only said to have ended nobody knows why it died.
+    marked = [one.row for one in known if checked and not one.row.ended_by and mark_of(one.row) in checked]
     # Who has checked the latest deaths of a service has checked those before.
     open_ones = [one for one in told if one and not _checked_with(one.dead[-1], marked)]
     latest_last = sorted(open_ones, key=lambda one: (one.problem.severity, str(one.problem.since)))

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 from django.db.models import Q
@@ -25,6 +25,8 @@ RUN_LOOK_SECONDS = 1.0
 """Seconds between two searches for runs without a driver."""
 CHORES_SECONDS = 5.0
 """Seconds between two searches for expired claims, ended holds, discards left behind and retries that became due."""
+PUT_OFF_SECONDS = 5.0
+"""Seconds for which a process leaves a run alone that failed: one that always does must not stop those after it."""
 MOST_RUNS = 20
 """Largest number of runs that one process drives at a time."""
 
@@ -46,16 +48,23 @@ class RunDriver(Recurring):
         self._with_connections = with_connections
         self._look, self._chores = look, chores
         self._steps: dict[int, tuple[RunSteps, float]] = {}
+        self._at: int | None = None
+        """The run that has its turn."""
+        self._put_off: dict[int, float] = {}
+        """Those that failed, each with the time until which they are left alone."""
         self._look_at = self._chores_at = 0.0
         self._failures = LastingFailures()
 
     def turn(self) -> float:
+        self._at = None
         try:
             with self._with_connections():
                 self._do_due()
         except Exception as error:  # noqa: BLE001 - the thread lives as long as its process
             self._complain(error)
             self._leave()
+            if self._at is not None:
+                self._put_off[self._at] = time.monotonic() + PUT_OFF_SECONDS
             return self._look
         self._failures.ends()
         nearest = min((at for _one, at in self._steps.values()), default=float("inf"))
@@ -81,13 +90,15 @@ class RunDriver(Recurring):
             leave_out_due()
         if now >= self._look_at:
             self._look_at = now + self._look
-            for run_id in undriven(MOST_RUNS - len(self._steps)):
+            self._put_off = {run_id: until for run_id, until in self._put_off.items() if until > now}
+            for run_id in undriven(MOST_RUNS - len(self._steps), without=self._put_off):
                 self._steps.setdefault(run_id, (RunSteps(run_id, thread_name("rmq_consume")), now))
         for run_id, (one, at) in list(self._steps.items()):
             if self.stopping.is_set():
                 return
             if time.monotonic() < at:
                 continue
+            self._at = run_id
             wait = one.step()
             if wait is None:
                 one.end()
@@ -112,10 +123,10 @@ class RunDriver(Recurring):
                 )
 
 
-def undriven(most: int) -> list[int]:
+def undriven(most: int, *, without: Collection[int] = ()) -> list[int]:
     if most <= 0:
         return []
     now = database_clock.now(records_alias())
     free = Q(leased_until__isnull=True) | Q(leased_until__lt=now)
-    rows = RequeueRun.objects.using(records_alias()).filter(free, TO_DRIVE)
+    rows = RequeueRun.objects.using(records_alias()).filter(free, TO_DRIVE).exclude(pk__in=without)
     return list(rows.order_by("pk").values_list("pk", flat=True)[:most])

@@ -1,7 +1,9 @@
 """What a handler says that parks a message without an error is told wherever the text of an error is."""
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_rmq_retry.messages.reasons import UNEXPLAINED, Reason
@@ -46,6 +48,21 @@ def test_the_command_of_the_groups_and_the_blocked_keys_tell_it(page: Client) ->
 
     assert f"{WORDS}: {WHY}" in parked("groups").out
     assert f"{WORDS}: {WHY}" in Page(page.get(f"{ADMIN}/blockedkey/")).text
+
+
+def test_blocked_keys_read_the_errors_of_all_that_wait_for_a_retry_at_once(page: Client) -> None:
+    def queries_for(number: int) -> int:
+        name = f"9f3c-{number}"
+        facts = {"handler": "transfer", "queue": "payments.main", "key": name, "digest": name, "since": timezone.now()}
+        BlockedKey.objects.create(**facts, identity=f"message:{name}", blocker=name)
+        made.tried_again(name, at=timezone.now(), verdict="RETRY", error="Timeout", error_text="no answer")
+        with CaptureQueriesContext(connection) as queries:
+            text = Page(page.get(f"{ADMIN}/blockedkey/")).text
+        assert text.count("no answer") == number
+        return len(queries)
+
+    queries_for(1)
+    assert queries_for(2) == queries_for(3)
 
 
 def test_who_edits_it_reads_it(page: Client, settings: object) -> None:

@@ -135,6 +135,8 @@ def many_in_doubt(code: Code) -> None:
         if code is Code.VANISHED_IN_HAND:
             gone = frozen(keys=(f"PAY-{number}",), pid=number)
             heir(gone, f"PAY-{number}")
+            # It is heard of for as long as the pages of the test need.
+            ConsumerProcess.objects.filter(host="next").update(beat_at=now + timedelta(minutes=5))
         elif code is Code.HANDLED_ANYWAY:
             times: dict[str, Any] = {
                 "resolved_at": now - timedelta(hours=2),
@@ -637,6 +639,16 @@ def test_of_two_lines_that_died_at_the_same_time_both_are_checked() -> None:
 
     assert [(one.code, one.count) for one in before] == [(Code.CRASH_LOOP, 6)]
     assert found == []
+
+
+def test_who_says_that_a_frozen_process_has_ended_has_not_checked_a_crash_loop(page: Client) -> None:
+    killed_by_hand()
+    heir(frozen(), "PAY-1")
+    asked = page.get(Page(page.get(STATUS)).links["It has ended…"])
+    before = [one.code for one in loops()]
+    press(page, asked, "The process has ended", reason="INC-7")
+
+    assert (before, [one.code for one in loops()]) == ([Code.CRASH_LOOP], [Code.CRASH_LOOP])
 
 
 def test_a_link_to_a_crash_loop_leads_to_it_once_it_is_over(page: Client) -> None:

@@ -779,6 +779,16 @@ def test_those_that_gave_back_when_they_were_told_to_end_are_no_crash_loop() -> 
     assert codes(list(in_processes(rows[:1], NOW))) == ["ENDED"]
 
 
+def test_one_that_gave_back_while_others_died_is_not_counted_with_them() -> None:
+    given: dict[str, Any] = {"ended_at": ago(minutes=1.5), "stopping": True, "gave_back": True}
+    back = process(5, 90, queues=["a"], started_at=ago(minutes=30), in_flight=[{"key": "SLOW-1"}], **given)
+    rows = line((9, 3), (2.9, 2), (1.9, 1), last=0.9)
+    rows[2].in_flight = [{"key": "KILLER-1", "published": ago(minutes=40).isoformat()}]
+    [loop] = in_processes([*rows, back], NOW)
+
+    assert (loop.code, loop.count) == (Code.CRASH_LOOP, 3)
+
+
 def test_a_death_that_is_known_counts_at_once() -> None:
     """Consumers called it dead, and Live status had no finding for another 20 s."""
     rows = line((90, 0.4), (0.38, 0.3), (0.28, 0.15), last=0.1)

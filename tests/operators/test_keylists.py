@@ -217,7 +217,8 @@ def test_the_look_up_reports_the_state_of_each_key() -> None:
     assert told.found == ["PAY-1", "PAY-2"]
     assert told.missing == ["PAY-3"]
     assert told.several == ["CUST-7"]
-    assert told.closed == ["PAY-on_hold", "PAY-requeued", "PAY-processed", "PAY-discarded"]
+    assert told.held == ["PAY-on_hold"]
+    assert told.closed == ["PAY-requeued", "PAY-processed", "PAY-discarded"]
     assert [one.run for one in told.matches["PAY-2"]] == [run.pk]
     assert [one.record for one in told.matches["CUST-7"]] == [one.pk for one in twice]
     assert told.records("parked") == {one.pk, waits.pk, twice[0].pk}

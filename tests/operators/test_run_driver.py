@@ -128,3 +128,23 @@ def test_a_run_whose_driver_failed_has_another_one_at_once(monkeypatch: pytest.M
 
     assert (left.sent, left.leased_until) == (1, None)
     assert driving.undriven(1) == [run.pk]
+
+
+@pytest.mark.usefixtures("wired")
+def test_a_run_that_always_fails_does_not_stop_those_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was the first one again a second later, and all others were left to the next driver before their turn."""
+    failing, other = (requeue_run([record().pk, record().pk]) for _ in range(2))
+    step = RunSteps.step
+
+    def fails(steps: RunSteps) -> float | None:
+        if steps.run_id == failing.pk:
+            raise TypeError("a rule of the project")
+        return step(steps)
+
+    monkeypatch.setattr(RunSteps, "step", fails)
+    driver = driving.RunDriver(look=0)
+    for _ in range(4):
+        driver.turn()
+
+    assert RequeueRun.objects.get(pk=other.pk).sent > 0
+    assert driving.undriven(2, without=[other.pk]) == [failing.pk]
