@@ -48,23 +48,18 @@ class RunDriver(Recurring):
         self._with_connections = with_connections
         self._look, self._chores = look, chores
         self._steps: dict[int, tuple[RunSteps, float]] = {}
-        self._at: int | None = None
-        """The run that has its turn."""
         self._put_off: dict[int, float] = {}
         """Those that failed, each with the time until which they are left alone."""
         self._look_at = self._chores_at = 0.0
         self._failures = LastingFailures()
 
     def turn(self) -> float:
-        self._at = None
         try:
             with self._with_connections():
                 self._do_due()
         except Exception as error:  # noqa: BLE001 - the thread lives as long as its process
             self._complain(error)
             self._leave()
-            if self._at is not None:
-                self._put_off[self._at] = time.monotonic() + PUT_OFF_SECONDS
             return self._look
         self._failures.ends()
         nearest = min((at for _one, at in self._steps.values()), default=float("inf"))
@@ -98,8 +93,11 @@ class RunDriver(Recurring):
                 return
             if time.monotonic() < at:
                 continue
-            self._at = run_id
-            wait = one.step()
+            try:
+                wait = one.step()
+            except Exception:
+                self._put_off[run_id] = time.monotonic() + PUT_OFF_SECONDS
+                raise
             if wait is None:
                 one.end()
                 del self._steps[run_id]
