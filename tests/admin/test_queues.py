@@ -384,7 +384,8 @@ def test_the_message_that_goes_first_is_named_by_its_key_or_its_kind_and_its_id_
     asks = Page(follow(page, page.get(KEYS, {"q": ids[0]}), "Unblock")).text
     viewer = Page(client_of(made.person("viewer", "view_blockedkey")).get(KEYS)).text
 
-    assert f"payment.transfer parked: an operator decides GatewayTimeout · {'f' * 32}" in keys.text
+    error = "GatewayTimeout: no answer within 30 s"
+    assert f"payment.transfer parked: an operator decides {error} · {'f' * 32}" in keys.text
     assert f"PAY-7 waits for its next attempt in 9 min GatewayTimeout · {ids[0]}" in keys.text
     assert f"{ids[1]} waits for its next attempt in 9 min GatewayTimeout" in keys.text
     assert "PAY-7 of transfer goes first" in asks
