@@ -23,6 +23,7 @@ MOST_LOST_SHOWN = 50
 class Begun(NamedTuple):
     consumer: ConsumerProcess
     since: datetime | None
+    attempt: int = 1
 
     def __str__(self) -> str:
         return str(self.consumer)
@@ -57,7 +58,9 @@ def begun_by(lost: Iterable[ConsumerProcess]) -> BegunBy:
         for entry in consumer.in_flight:
             place = work_queue(str(entry.get("queue") or "")), str(entry.get("message_id") or "")
             if place[1]:
-                found.setdefault(place, []).append(Begun(consumer, time_in(entry.get("since"))))
+                found.setdefault(place, []).append(
+                    Begun(consumer, time_in(entry.get("since")), int(entry.get("attempt") or 1))
+                )
     return found
 
 

@@ -368,7 +368,7 @@ def _with_others(found: list[Process]) -> list[Process]:
     has = {_place_of(each): str(one.row) for one in heard for each in one.in_flight if each.message_id}
     once = handlers_that_repeat_nothing()
     # One that was killed a moment ago is still heard of, while another one has its message already.
-    begun = begun_by([*lost, *(one.row for one in heard)])
+    begun, gone = begun_by([*lost, *(one.row for one in heard)]), set(map(id, lost))
 
     def also(process: Process) -> Process:
         names = [has.get(_place_of(one), "") for one in process.in_flight]
@@ -381,9 +381,10 @@ def _with_others(found: list[Process]) -> list[Process]:
         (queue, _id), since = _place_of(one), one.since
         if not one.again or since is None or one.handler in once:
             return one
-        others = (other for other in begun.get(_place_of(one), ()) if other.consumer is not row)
-        known = tuple(other for other in others if other.at < since)
-        if not (known or any(may_have_had(gone, queue, published=one.published, begun=since) for gone in lost)):
+        others = (other for other in begun.get(_place_of(one), ()) if other.consumer is not row and other.at < since)
+        # One that is heard of ended an earlier attempt, which its row will say in a moment.
+        known = tuple(other for other in others if id(other.consumer) in gone or other.attempt >= one.attempt)
+        if not (known or any(may_have_had(other, queue, published=one.published, begun=since) for other in lost)):
             return one
         return replace(one, begun_by=known, perhaps_begun=not known)
 

@@ -910,6 +910,13 @@ def test_a_message_that_two_processes_have_is_marked_before_the_one_that_was_kil
     assert text.count("had begun it") == 1
 
 
+def test_a_retry_is_not_marked_for_the_seconds_in_which_another_row_has_the_attempt_before(page: Client) -> None:
+    made.consumer(in_flight=[made.in_flight(seconds=4)])
+    made.consumer(pid=12, in_flight=[made.in_flight(seconds=1, again=True, attempt=2)])
+
+    assert "had begun it" not in shown(page)
+
+
 def test_a_dead_process_whose_messages_were_processed_long_ago_stays_folded_as_others_die(page: Client) -> None:
     """It was grey while others read its queues, and red again, with nothing to do, as these were killed."""
     record = made.message(message_id="9f3c-7", queue="payments.main", state=State.PROCESSED)
