@@ -48,13 +48,13 @@ class Begun(NamedTuple):
 
 
 BegunBy = Mapping[tuple[str, str], Sequence[Begun]]
-"""The messages that lost consumers had in their handlers, by queue and id, also if they were in quarantine."""
+"""The messages that some consumers had in their handlers, by queue and id, also if they were in quarantine."""
 
 
-def begun_by(lost: Iterable[ConsumerProcess]) -> BegunBy:
+def begun_by(consumers: Iterable[ConsumerProcess]) -> BegunBy:
     """Return what these had in their handlers when they were heard of last."""
     found: dict[tuple[str, str], list[Begun]] = {}
-    for consumer in lost:
+    for consumer in consumers:
         for entry in consumer.in_flight:
             place = work_queue(str(entry.get("queue") or "")), str(entry.get("message_id") or "")
             if place[1]:

@@ -114,7 +114,7 @@ class InFlight:
     also: str = ""
     """Another process that has it in flight, if its own is not heard of any more: one that hangs may handle it too."""
     begun_by: tuple[Begun, ...] = ()
-    """The lost processes that had begun it, if its own is heard of: their work may be done already."""
+    """The processes that had begun it before, if its own is heard of: its work may be done already."""
     perhaps_begun: bool = False
     """True if it is only known that a lost process may have begun it."""
 
@@ -602,10 +602,10 @@ def unreplaced(dead: Iterable[Dead]) -> list[ConsumerProcess]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenAgain:
-    """Messages of one queue that lost processes had, and that others are given: their work may be done already."""
+    """Messages of one queue that others had begun before, mostly lost ones: their work may be done already."""
 
     begun: tuple[str, ...]
-    """Those in a handler again that a lost process is known to have begun."""
+    """Those in a handler again that another process is known to have begun."""
     perhaps: tuple[str, ...]
     """Those in a handler that a lost process may have begun."""
     waiting: tuple[str, ...]

@@ -49,7 +49,7 @@ Copies that a requeue sent, and that failed again, are no new ones. Minutes are 
 BURST_TOLD = timedelta(hours=1)
 """The time after its last new failure for which the number of a burst is told; the most that is added up for it."""
 STILL_GROWS = timedelta(minutes=1)
-"""The time after its last failure, a new one or one again, for which a group still grows."""
+"""The time after its last new failure for which a group still grows."""
 FAILED_AGAIN = Q(cycle__gt=1, unconfirmed=False, published_again=False)
 """The open messages that have failed again. One whose requeue was not confirmed may not have been handled since."""
 OF_LAST_TIME = Q(group__regressed_at=None) | Q(minute__gt=F("group__regressed_at") - MINUTE)
