@@ -240,7 +240,9 @@ class OperatorActionAdmin(Pages):
         """Return the run or the error group of an action as a link; empty if it has none."""
         if action.run is not None:
             return self._run(action.run)
-        return "" if action.group is None else self._link("errorgroup", action.group, self._cause(action))
+        if action.group is not None:
+            return self._link("errorgroup", action.group, self._cause(action))
+        return _groups_counted(len(action.groups)) if action.groups else ""
 
     def _run(self, number: int) -> SafeString:
         return self._link("requeuerun", number, _("Requeue run %(number)s") % {"number": number})
@@ -346,16 +348,15 @@ class OperatorActionAdmin(Pages):
 
     def _groups(self, action: OperatorAction) -> SafeString:
         """Return the largest error groups of an action on several, each with its number of messages."""
-        known = [(number_in(one), count) for one, count in action.lasting.get(GROUPS, {}).items()]
-        largest = Counter({one: count for one, count in known if isinstance(count, int)}).most_common(
-            MOST_GROUPS_LINKED
-        )
-        names = names_of(ErrorGroup.objects.filter(pk__in=[one for one, _count in largest if one is not None]))
-        named = [(one, names[one], count) for one, count in largest if one in names]
+        largest = Counter(action.groups).most_common(MOST_GROUPS_LINKED)
+        names = names_of(ErrorGroup.objects.filter(pk__in=[one for one, _count in largest]))
         linked = (
-            (str(Count(count)), self._link("errorgroup", one, short_on_screen(name))) for one, name, count in named
+            (str(Count(count)), self._link("errorgroup", one, short_on_screen(names[one])))
+            for one, count in largest
+            if one in names
         )
-        return format_html_join(" · ", "<strong>{}</strong> {}", linked)
+        shown = format_html_join(" · ", "<strong>{}</strong> {}", linked)
+        return format_html("{} · …", shown) if len(action.groups) > len(largest) else shown
 
     def _records(self, ranges: str) -> SafeString:
         """Return ranges of messages with links to the first and the last of each; of very many only the first ones."""
@@ -403,6 +404,10 @@ def _by_hand(action: OperatorAction) -> Mapping[str, Any]:
     """Return the messages of an action that were chosen one by one, if it names all of them."""
     ids = action.inside("selection", "ids")
     return ids if len(ids) == action.inside("selection").get("count") else {}
+
+
+def _groups_counted(count: int) -> str:
+    return ngettext("%(counter)s error group", "%(counter)s error groups", count) % {"counter": Count(count)}
 
 
 def _list_in_words(count: int, unmatched: int) -> str:

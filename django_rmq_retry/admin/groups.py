@@ -36,7 +36,6 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
-from django_rmq_retry.models.audit import GROUPS
 from django_rmq_retry.models.parked import SAID
 from django_rmq_retry.parked import early_runs, operators
 from django_rmq_retry.parked.audit import acts_in, newest_acts, runs_with
@@ -426,7 +425,7 @@ def _with_runs(request: HttpRequest, group: ErrorGroup, numbers: Collection[int]
     runs = runs_with(group.pk)
     known = activity(request, acts_in(group.pk, runs) | Q(number__in=numbers))
     for act, _why in known["activity"]:
-        here = runs.get(act.run) if act.action == Action.REQUEUE else act.lasting.get(GROUPS, {}).get(str(group.pk))
+        here = runs.get(act.run) if act.action == Action.REQUEUE else act.groups.get(group.pk)
         act.here = here if here != act.count else None
     return known
 

@@ -213,6 +213,12 @@ class OperatorAction(models.Model):
         return {name: self.details[name] for name, kind in kinds.items() if isinstance(self.details.get(name), kind)}
 
     @property
+    def groups(self) -> Mapping[int, int]:
+        """The error groups of an action on several, each with its number of messages."""
+        known = self.lasting.get(GROUPS, {}).items()
+        return {int(one): count for one, count in known if one.isdecimal() and isinstance(count, int)}
+
+    @property
     def erased(self) -> bool:
         """True if its texts are gone; the rest of the row is sealed as before."""
         return not self.salt

@@ -209,6 +209,8 @@ class TestSeveralGroups:
         told = Page(page.get(f"{ADMIN}operatoraction/{act.pk}/change/"))
         audited = [run("rmq_audit", "list", "--group", str(cause.pk), "--json").data["items"] for cause in causes]
 
+        for named in (f"{ADMIN}livestatus/", f"{ADMIN}operatoraction/"):
+            assert "2 error groups" in Page(page.get(named)).text
         # One of the first group was held alone, of the second none was left.
         assert "Last action: Hold · bob ·" in first
         assert "Discard (1 chosen from this group) Messages 3" in first
