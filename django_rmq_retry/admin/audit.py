@@ -32,7 +32,15 @@ from django_rmq_retry.markup import NOTHING, Count, count_or_dash, time_exact, v
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ApprovalRequest, ErrorGroup, OperatorAction, ParkedMessage
 from django_rmq_retry.models.audit import GROUPS, MESSAGES
-from django_rmq_retry.parked.audit import WHOLE_LOG, acts_in, acts_meant, acts_on, keys_left_out, messages_named
+from django_rmq_retry.parked.audit import (
+    WHOLE_LOG,
+    acts_about,
+    acts_in,
+    acts_meant,
+    keys_left_out,
+    messages_named,
+    names_asked,
+)
 from django_rmq_retry.parked.edit import changes_in_one_line, stored_changes
 from django_rmq_retry.parked.edit_many import PathChange
 from django_rmq_retry.parked.key_lists import keys_of, unmatched_when_stored
@@ -67,7 +75,7 @@ class ByNumber(SimpleListFilter):
         name = str(self.parameter_name)
         if name == "group":
             return queryset.filter(acts_in(value))
-        return queryset.filter(acts_on([value]) if name == "message" else Q(**{name: value}))
+        return queryset.filter(acts_about(value) if name == "message" else Q(**{name: value}))
 
 
 class BySource(SimpleListFilter):
@@ -113,12 +121,18 @@ class ActionList(Listed):
         self.result_list = list(self.result_list) if self.result_count else []
         groups = ErrorGroup.objects.in_bulk({action.group for action in self.result_list if action.group is not None})
         lists = {_list_of(action)[0] for action in self.result_list} - {0}
-        left_out = keys_left_out(self.result_list, self.query)
+        left_out = keys_left_out(self.result_list, names_asked(self._asked))
         unmatched = unmatched_when_stored(lists) if lists and not _hides_keys(request) else {}
         for action in self.result_list:
             action.cause = groups.get(action.group)
             action.left_out = left_out.get(action.number, "")
             action.unmatched = len(unmatched.get(_list_of(action)[0], ()))
+
+    @property
+    def _asked(self) -> str:
+        """What was searched for, and the message that a filter names."""
+        number = self.params.get("message", "")
+        return f"{self.query} #{number}" if number else self.query
 
     @property
     def counted(self) -> ChangeList:

@@ -63,7 +63,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.ordering.keys import blocked_by
 from django_rmq_retry.parked import approvals, missed_discards
-from django_rmq_retry.parked.audit import acts_on, log_action
+from django_rmq_retry.parked.audit import acts_on, keys_left_out, leaving_out, log_action
 from django_rmq_retry.parked.checked import check_of
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import changes_in_one_line, editable, kind_not_editable, stored_changes
@@ -210,14 +210,14 @@ def _with_group() -> "QuerySet[ParkedMessage]":
 def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: tuple[str, ...] = ()) -> HttpResponse:
     """Show the page; ``shown`` names the hidden fields that this one response reveals."""
     neighbours = _neighbours(message)
-    history, acts = _history(request, message)
+    keys = list(message.keys.order_by("pk").values_list("value", flat=True)[:MOST_OWN_KEYS_SHOWN])
+    history, acts = _history(request, message, {*keys, message.message_id} - {""})
     handled = history.pop("handled")
     lost = lost_attempts(message, neighbours.pop("known"))
     attempted = history.pop("attempted")
     counts = count_attempts(message, lost, history.pop("all_attempts"))
     labels.with_failed_in([message])
     waiting, copies = waits_in(history["items"]), copies_of(message)
-    keys = list(message.keys.order_by("pk").values_list("value", flat=True)[:MOST_OWN_KEYS_SHOWN])
     return pages.page(
         request,
         "parkedmessage/message.html",
@@ -412,13 +412,18 @@ def _stopped(message: ParkedMessage, items: Iterable[RequeueItem]) -> list[tuple
     return list(StoppedQueues.among([queue]).badges.items()) if queue else []
 
 
-def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, Any], list[OperatorAction]]:
-    """Return the timeline and the activity for the page, and the newest actions, whoever may see them."""
+def _history(
+    request: HttpRequest, message: ParkedMessage, names: Collection[str]
+) -> tuple[dict[str, Any], list[OperatorAction]]:
+    """Return the timeline and the activity for the page, and the newest actions, whoever may see them.
+
+    The activity also has those that left it out by one of its names.
+    """
     attempts = list(attempts_of(message)[: MOST_ATTEMPTS_SHOWN + 1])
     places = RequeueItem.objects.filter(message=message.pk).select_related("run").order_by("-pk")
     items = list(places[:MOST_ACTIONS_SHOWN])
-    names = {message.identity, *(attempt.identity for attempt in attempts)}
-    early = EarlyRetry.objects.filter(identity__in=names).select_related("run").order_by("-pk")
+    identities = {message.identity, *(attempt.identity for attempt in attempts)}
+    early = EarlyRetry.objects.filter(identity__in=identities).select_related("run").order_by("-pk")
     retries = list(early[:MOST_ACTIONS_SHOWN]) if attempts else []
     about = acts_on([message.pk], runs={item.run_id for item in items} | {retry.run_id for retry in retries})
     actions = list(OperatorAction.objects.filter(about).order_by("-number")[:MOST_ACTIONS_SHOWN])
@@ -431,7 +436,9 @@ def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, An
     only_own = bool(refusal(request, "view_all_audit"))
     no_activity = refusal(request, "view_audit")
     begun = begun_of(message, attempts)
-    seen = [action for action in actions if not no_activity and (not only_own or action.actor_id == request.user.pk)]
+    without = _without(message, names)
+    told = sorted([*actions, *without], key=lambda action: action.number, reverse=True)[:MOST_ACTIONS_SHOWN]
+    seen = [action for action in told if not no_activity and (not only_own or action.actor_id == request.user.pk)]
     shown = {
         "items": items,
         "handled": Handled.of(attempts, items, begun=len(begun)),
@@ -444,6 +451,7 @@ def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, An
             requests=requests,
             begun=begun,
             died=lost_with(message),
+            without=without,
         ),
         "attempted": bool(attempts),
         "more_attempts": len(attempts) > MOST_ATTEMPTS_SHOWN,
@@ -454,6 +462,16 @@ def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, An
         "no_activity": no_activity,
     }
     return shown, actions
+
+
+def _without(message: ParkedMessage, names: Collection[str]) -> list[OperatorAction]:
+    """Return the newest actions that left the message out by one of its names, each with that name."""
+    acts = OperatorAction.objects.filter(leaving_out(names), at__gte=message.recorded_at)
+    found: list[Any] = list(acts.order_by("-number")[:MOST_ACTIONS_SHOWN])
+    keys = keys_left_out(found, names)
+    for act in found:
+        act.left_out = keys.get(act.number, "")
+    return found
 
 
 def _contents(request: HttpRequest, message: ParkedMessage, shown: tuple[str, ...]) -> dict[str, Any]:

@@ -198,10 +198,14 @@ def timeline(
     requests: Sequence[ApprovalRequest] = (),
     begun: Iterable[Begun] = (),
     died: Iterable[ConsumerProcess] = (),
+    without: Iterable[Any] = (),
 ) -> list[TimelineEvent]:
-    """Return all events; attempts arrive newest first, and only the newest is unfolded."""
+    """Return all events; attempts arrive newest first, and only the newest is unfolded.
+
+    ``without`` are the actions that left the message out by a key.
+    """
     events = [*_own(message, attempts), *_actions(message, actions), *_sent(items, attempts), *_sent_early(retries)]
-    events += [*_left_out(items, actions), *_ended_requests(message, requests, actions)]
+    events += [*_left_out(items, actions), *_ended_requests(message, requests, actions), *_left_out_by_key(without)]
     events += [*_earlier_parkings(message, attempts, items), *_begun(begun), *_died(message, died)]
     handled = handlings(attempts)
     for place, attempt in enumerate(attempts):
@@ -406,6 +410,16 @@ def _left_out(items: Iterable[RequeueItem], actions: Iterable[OperatorAction]) -
             stopped, why = item.skip_code == ItemReason.STOPPED, str(item.get_skip_code_display())
             title = _("Not sent by the requeue") if stopped else _("Left out of the requeue")
             yield TimelineEvent(at=at, kind="spared", title=title, text=why, run=item.run_id)
+
+
+def _left_out_by_key(actions: Iterable[Any]) -> Iterator[TimelineEvent]:
+    """Yield that an operator left the message out of a requeue or a discard by a key."""
+    titles = {Action.REQUEUE: _("Left out of the requeue"), Action.DISCARD: _("Left out of the discard")}
+    for act in actions:
+        if act.action in titles:
+            by_key = _("%(key)s was left out by %(name)s") % {"key": act.left_out, "name": act.who}
+            text = " · ".join(filter(None, (by_key, labels.action_reason(act))))
+            yield TimelineEvent(at=act.at, kind="spared", title=titles[act.action], text=text, run=act.run)
 
 
 def _ended_requests(

@@ -8,7 +8,7 @@ from operator import and_
 from typing import Any
 
 from django.db import router, transaction
-from django.db.models import BigIntegerField, Count, F, Max, Q, QuerySet, Subquery, TextField
+from django.db.models import BigIntegerField, Count, F, Q, QuerySet, Subquery, TextField
 from django.db.models.functions import Cast
 
 from django_rmq_retry import database_clock
@@ -202,10 +202,14 @@ def acts_in(group: int, runs: Collection[int] | None = None) -> Q:
 
 
 def _latest(most: int) -> "QuerySet[OperatorAction]":
+    return OperatorAction.objects.filter(_among_latest(most))
+
+
+def _among_latest(most: int) -> Q:
     # MariaDB refuses a negative result of a column that has none.
     before = Cast("number", BigIntegerField()) - most
     newest = OperatorAction.objects.order_by("-number").values(before=before)
-    return OperatorAction.objects.filter(number__gt=Subquery(newest[:1]))
+    return Q(number__gt=Subquery(newest[:1]))
 
 
 def newest_acts(
@@ -252,14 +256,14 @@ def messages_named(text: str) -> list[int]:
     return list({*numbers_of(text), *near, *([] if number is None else [number])})
 
 
-def _spelled(name: str) -> set[str]:
-    """Return the spellings by which a name is found where there is no index without case."""
-    return {name, name.upper(), name.lower(), name.capitalize()}
+def _spelled(*names: str) -> set[str]:
+    """Return the spellings by which names are found where there is no index without case."""
+    return {spelled for name in names for spelled in (name, name.upper(), name.lower(), name.capitalize())}
 
 
-def leaving_out(name: str) -> Q:
-    """Return the filter for the latest actions that left out this key; of an export that says nothing."""
-    kept = ListedKey.objects.filter(list__kept=True, value__in=_spelled(name))
+def leaving_out(names: Collection[str]) -> Q:
+    """Return the filter for the latest actions that left out one of these keys; of an export that says nothing."""
+    kept = ListedKey.objects.filter(list__kept=True, value__in=_spelled(*names))
     lists = list(kept.order_by("-list").values_list("list", flat=True).distinct()[:MOST_RUNS])
     if not lists:
         return Q(pk__in=())
@@ -268,15 +272,38 @@ def leaving_out(name: str) -> Q:
     return Q(number__in=list(numbers[:MOST_ACTS]))
 
 
-def keys_left_out(actions: Iterable[OperatorAction], asked: str) -> dict[int, str]:
-    """Return of the keys that a search names the one that each of these actions left out, by the action's number."""
+def keys_left_out(actions: Iterable[OperatorAction], names: Collection[str]) -> dict[int, str]:
+    """Return of these keys the one that each of the actions left out, by the action's number."""
     facts = {action.number: action.inside("selection", "filter", EXCEPT).get("list") for action in actions}
     lists = {number: listed for number, listed in facts.items() if isinstance(listed, int)}
-    names = {spelled for name in (asked, *_words(asked)[:MOST_WORDS]) for spelled in _spelled(name)}
-    if not (lists and asked):
+    if not (lists and names):
         return {}
-    keys = dict(ListedKey.objects.filter(list__in=lists.values(), value__in=names).values_list("list", "value"))
+    keys = dict(
+        ListedKey.objects.filter(list__in=lists.values(), value__in=_spelled(*names)).values_list("list", "value")
+    )
     return {number: keys[listed] for number, listed in lists.items() if listed in keys}
+
+
+def names_asked(text: str) -> set[str]:
+    """Return what a search may name as a key: its text, its words, and the names of the messages whose #numbers it has.
+
+    A message has its business keys and its id; they may have been deleted since.
+    """
+    asked = {name for name in (text, *_words(text)[:MOST_WORDS]) if name}
+    numbers = {number for name in asked if name.startswith("#") and (number := number_in(name[1:])) is not None}
+    return asked | (_names_of(numbers) if numbers else set())
+
+
+def _names_of(messages: Collection[int]) -> set[str]:
+    keys = BusinessKey.objects.filter(message__in=messages).order_by().values_list("value")
+    ids = ParkedMessage.objects.filter(pk__in=messages).order_by().values_list("message_id")
+    former = FormerName.objects.filter(message__in=messages).order_by().values_list("value")
+    return {name for (name,) in keys.union(ids, former)[:MOST_NAMES] if name}
+
+
+def acts_about(message: int) -> Q:
+    """Return the filter for all actions on a message, and for those that left it out by one of its names."""
+    return acts_on([message]) | leaving_out(_names_of([message]))
 
 
 def actions_named(text: str) -> Q:
@@ -291,8 +318,7 @@ def acts_meant(text: str) -> Q:
     A word is a part of an operator's name or of a reason, in any case, or a message; a name may be as a list shows it.
     """
     words = _words(text)
-    newest = OperatorAction.objects.aggregate(newest=Max("number"))["newest"] or 0
-    latest = Q(number__gt=newest - MOST_SAID)
+    latest = _among_latest(MOST_SAID)
     if len(words) <= 1:
         return _about(text) | (latest & _said(words))
     named = [_about(word) for word in words[:MOST_WORDS]] + [Q(pk__in=())] * len(words[MOST_WORDS:])
@@ -315,9 +341,9 @@ def _words(text: str) -> list[str]:
 def _about(name: str) -> Q:
     """Return the filter for all actions on, or without, the messages with this name or #number; they may be deleted."""
     if name.startswith("#") and (number := number_in(name[1:])) is not None:
-        return acts_on([number])
+        return acts_about(number)
     # The subject is the message's name at that time.
-    return Q(message__isnull=False, subject__in=_spelled(name)) | actions_named(name) | leaving_out(name)
+    return Q(message__isnull=False, subject__in=_spelled(name)) | actions_named(name) | leaving_out([name])
 
 
 def _said(words: Collection[str]) -> Q:

@@ -23,7 +23,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import reason_text
-from django_rmq_retry.parked import findings, items
+from django_rmq_retry.parked import findings, items, key_lists
 from django_rmq_retry.parked.actions import discard, hold, restore
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.run_steering import resume_run
@@ -637,6 +637,30 @@ class TestTheProof:
         assert f"Requeue run {number}" not in told["PAY-8"]
         for option in ("--message", "--search"):
             assert "(PAY-0 was left out)" in run("rmq_audit", "list", option, "PAY-0").out
+        left_out = ParkedMessage.objects.get(business_key="PAY-0").pk
+        by_number = (f"{ADMIN}operatoraction/?q=%23{left_out}", f"{ADMIN}operatoraction/?message={left_out}")
+        for address in by_number:
+            assert f"Requeue run {number} · PAY-0 was left out" in Page(page.get(address)).text
+        itself = Page(page.get(f"{LIST}{left_out}/change/")).text
+        assert f"Requeue · Requeue run {number} (PAY-0 was left out)" in itself
+        assert f"Left out of the requeue · Requeue run {number} PAY-0 was left out by lead · INC-5" in itself
+
+    @pytest.mark.database
+    def test_names_the_discard_that_left_a_key_out_on_its_page(self, page: Client) -> None:
+        """It decided nothing about it: it is no discard of the message."""
+        cause = made.group()
+        for number in range(3):
+            made.message(cause, business_key=f"PAY-{number}")
+        chosen = Selection.of_filter({"group": cause.pk, "state": ["parked"]})
+        discard(chosen.leaving_out(key_lists.list_filter(key_lists.store(["PAY-0"], ANN))), ANN, category="test")
+        kept = ParkedMessage.objects.get(state="parked")
+        told = Page(page.get(f"{LIST}{kept.pk}/change/")).text
+
+        assert kept.business_key == "PAY-0"
+        assert "Left out of the discard PAY-0 was left out by ann" in told
+        assert "(PAY-0 was left out)" in told
+        assert "Discarded by ann" not in told
+        assert kept.discarded_at is None
 
     def test_has_times_operator_keys_left_out_and_failures_by_error(self, page: Client) -> None:
         cause = made.group()

@@ -22,6 +22,7 @@ from django_rmq_retry.parked.audit import (
     audit_head,
     keys_left_out,
     leaving_out,
+    names_asked,
     verify,
 )
 from django_rmq_retry.parked.operators import Actor
@@ -77,7 +78,7 @@ class Command(RmqCommand):
         elif actions:
             terminal = self.stdout.isatty()
             head = ("NUMBER", "AT", "BY", "ACTION", "COUNT", "SUBJECT", "REASON")
-            left_out = keys_left_out(actions, options["message"] or options["search"] or "")
+            left_out = keys_left_out(actions, names_asked(options["message"] or options["search"] or ""))
             cells = [_cells(one, left_out.get(one.number, ""), terminal=terminal) for one in actions]
             self.table([head, *cells], cut=True)
         else:
@@ -128,7 +129,7 @@ def head_of_log(text: str) -> str:
 def _chosen(options: Options) -> QuerySet[OperatorAction]:
     rows: QuerySet[OperatorAction] = OperatorAction.objects.all()
     if options["message"]:
-        rows = rows.filter(actions_named(options["message"]) | leaving_out(options["message"]))
+        rows = rows.filter(actions_named(options["message"]) | leaving_out(names_asked(options["message"])))
     given = {name: options[name] for name in ("run", "action") if options[name] is not None}
     if options["group"] is not None:
         rows = rows.filter(acts_in(options["group"]))
