@@ -245,8 +245,9 @@ def show_runs(command: RmqCommand, options: Options) -> Exit:
     runs = list((rows.filter(state__in=ACTIVE) if options["active"] else rows)[: options["limit"]])
     leave_out_unfounded(runs)
     if options["json"]:
-        held = held_up(runs)
-        command.document("parked_requeue_runs/1", items=[run_data(run, held.get(run.pk, ())) for run in runs])
+        held, unsent = held_up(runs), unsent_when_stopped(runs)
+        items = [run_data(run, held.get(run.pk, ()), not_sent=unsent.get(run.pk, 0)) for run in runs]
+        command.document("parked_requeue_runs/1", items=items)
     elif runs:
         terminal = command.stdout.isatty()
         head = ["RUN", "STATE", "STARTED", "BY", "TOTAL", "SENT", "PROCESSED", "FAILED AGAIN", "LEFT OUT"]
@@ -280,7 +281,8 @@ def show_runs(command: RmqCommand, options: Options) -> Exit:
     return Exit.DONE if runs else Exit.NOTHING
 
 
-def run_data(run: RequeueRun, stopped: Sequence[QueueState]) -> Mapping[str, object]:
+def run_data(run: RequeueRun, stopped: Sequence[QueueState], *, not_sent: int) -> Mapping[str, object]:
+    """Return a run as JSON has it; what a stopped one had still to send is not counted among what was left out."""
     names = (
         "state",
         "wait",
@@ -301,6 +303,7 @@ def run_data(run: RequeueRun, stopped: Sequence[QueueState]) -> Mapping[str, obj
     times = {name: utc(getattr(run, name)) for name in ("created_at", "started_at", "sent_at", "finished_at")}
     times["sends_nothing_since"] = utc(run.nothing_sent_since(database_clock.reckoned(records_alias())))
     facts = {name: getattr(run, name) for name in (*names, *counts)}
+    facts |= {"skipped": run.skipped - not_sent, "not_sent": not_sent}
     return {"id": run.pk, **facts, **times, "stopped_queues": [one.queue for one in stopped]}
 
 
@@ -445,7 +448,9 @@ def report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exi
     leave_out_unfounded([run])
     stopped = held_up([run]).get(run.pk, [])
     if options["json"]:
-        command.document("parked_requeue_run/1", run=run_data(run, stopped))
+        command.document(
+            "parked_requeue_run/1", run=run_data(run, stopped, not_sent=unsent_when_stopped([run]).get(run.pk, 0))
+        )
     else:
         command.line(summary(run, in_few_words(stopped) if stands(run) else ""))
         if run.explanation:

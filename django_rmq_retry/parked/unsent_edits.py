@@ -25,9 +25,8 @@ def edited_unsent() -> Counter[int]:
 
 def edited_in(run: RequeueRun) -> int:
     """Count the messages that a run has still to send and that were edited since it chose them: it leaves these out."""
-    versions = MessageVersion.objects.using(records_alias()).filter(at__gt=run.created_at).order_by("-pk")
-    edited = set(versions.values_list("message_id", flat=True)[:MOST_VERSIONS_READ])
-    return pending(run.pk).filter(message__in=edited).count() if edited else 0
+    edits = MessageVersion.objects.using(records_alias()).filter(at__gt=run.created_at)
+    return pending(run.pk).filter(message__in=edits.values("message")).count()
 
 
 def _is_later(edited_at: datetime, requeued_at: datetime | None) -> bool:
