@@ -40,13 +40,11 @@ from django_rmq_retry.models.parked import REASON_TEXTS, resolution_text
 from django_rmq_retry.parked.audit import newest_acts
 from django_rmq_retry.parked.may_have_run import attempts_counted, doubt_about
 from django_rmq_retry.parked.outcome_texts import DECIDED_BY
-from django_rmq_retry.parked.selection import DOUBTS, EXCEPT, FIELDS, LISTED, group_numbers, worth_saying
+from django_rmq_retry.parked.selection import DOUBTS, EXCEPT, FIELDS, LISTED, MOMENTS, group_numbers, worth_saying
 from django_rmq_retry.topology.declarations import Role
 from django_rmq_retry.wording import counted, minute, number
 
 LONGEST_SELECTION = 400
-MOMENTS = ("edited_at", "parked_after", "parked_before")
-"""Filter words whose value is a time."""
 PARKED_BY: Mapping[str, Any] = {
     By.CONSUMER: pgettext_lazy("parked by", "consumer"),
     By.BROKER: pgettext_lazy("parked by", "broker"),

@@ -25,7 +25,7 @@ from django_rmq_retry.models import (
     RequeueItem,
     RunState,
 )
-from django_rmq_retry.models.parked import OPEN, State
+from django_rmq_retry.models.parked import OPEN, SAID, State
 from django_rmq_retry.parked import awaited, missed_discards
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.key_text import text_of_keys
@@ -165,6 +165,11 @@ FINDING_TEXTS: Mapping[str, Any] = {
     "key_processed": ngettext_lazy(
         "%(count)d has the business key of another message, which was handled or is on its way",
         "%(count)d have the business keys of other messages, which were handled or are on their way",
+        "count",
+    ),
+    "given_up": ngettext_lazy(
+        "%(count)d was parked by its handler on purpose, which may do so again",
+        "%(count)d were parked by their handler on purpose, which may do so again",
         "count",
     ),
     "edited": ngettext_lazy("%(count)d is sent as it was edited", "%(count)d are sent as they were edited", "count"),
@@ -312,7 +317,7 @@ def report(selection: Selection, terms: RequeueTerms | None = None) -> RequeueRe
     known = conditions(selection, terms)
     objections = _objections(known, terms)
     shown = {name: one for name, one in known.items() if name not in _impossible(selection)}
-    shown["edited"] = Q(version__gt=1)
+    shown |= {"given_up": Q(reason=Reason.REQUESTED) & ~_edited_since(), "edited": Q(version__gt=1)}
     refused = _refused(objections)
     several = selection.group is None and (selection.named or GROUPED.intersection(selection.filter))
     left_out = [code.value for code, _condition in objections]
@@ -654,6 +659,13 @@ def _examples(told: Mapping[str, QuerySet[ParkedMessage]]) -> dict[str, Examples
     }
 
 
+def _words_of_handlers(examples: Examples) -> list[tuple[int, str, str]]:
+    """Return a few messages, each with what its handler said as it parked it."""
+    said = ParkedMessage.objects.filter(pk__in=[pk for pk, _name in examples]).annotate(words=SAID)
+    words = dict(said.values_list("pk", "words"))
+    return [(pk, name, f"“{words[pk]}”") for pk, name in examples if words.get(pk)]
+
+
 def _finding(name: str, count: int, examples: Examples, left_out: Collection[str]) -> RequeueFinding:
     return RequeueFinding(name=name, count=count, left_out=name in left_out, examples=examples)
 
@@ -677,10 +689,15 @@ def _explained(
         return replace(finding, detail=told, handled=handled)
     if finding.name == "succeeded":
         return replace(finding, handled=True)
-    if finding.name == "discard_missed":
-        return replace(finding, decisions=missed_discards.sentences(finding.examples))
-    if finding.name != "blocks_listed":
-        return finding
+    named: dict[str, Callable[[], Sequence[tuple[int, str, str]]]] = {
+        "given_up": lambda: _words_of_handlers(finding.examples),
+        "discard_missed": lambda: missed_discards.sentences(finding.examples),
+        "blocks_listed": lambda: _blocked(finding.examples, selection),
+    }
+    return replace(finding, decisions=named[finding.name]()) if finding.name in named else finding
+
+
+def _blocked(examples: Examples, selection: Selection) -> list[tuple[int, str, str]]:
+    """Return a few messages, each with what waits behind it and is to be left out."""
     known = blockers_of_listed(selection)
-    decisions = [(pk, name, known[pk].sentence) for pk, name in finding.examples if pk in known]
-    return replace(finding, decisions=decisions)
+    return [(pk, name, known[pk].sentence) for pk, name in examples if pk in known]

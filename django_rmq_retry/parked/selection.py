@@ -1,6 +1,7 @@
 """Selections of parked messages: by number, filter or page."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -72,6 +73,8 @@ MOST_DESCRIBED = 10
 """The most records that a description names."""
 DESCRIBED_BYTES = 200
 """The most bytes of their keys, so that no column cuts one: an erasure would not find it."""
+MOMENTS = ("edited_at", "parked_after", "parked_before")
+"""Filter words whose value is a time."""
 
 
 def queues_with_records() -> set[str]:
@@ -573,9 +576,18 @@ def _described(name: str, value: Any) -> str:
     if name == "state":
         return " or ".join(one.replace("_", " ") for one in _several(value))
     if name != "group":
-        return f"{name.replace('_', ' ')} {_words(value)}"
+        return f"{name.replace('_', ' ')} {_time(value) if name in MOMENTS else _words(value)}"
     groups = ErrorGroup.objects.using(records_alias()).in_bulk(group_numbers(value))
     return ", ".join(str(groups.get(number, f"#{number}")) for number in group_numbers(value))
+
+
+def _time(value: object) -> str:
+    """Return a time to the second; the log keeps this text for readers in any time zone."""
+    text = str(value)
+    with suppress(ValueError):
+        at = datetime.fromisoformat(text)
+        return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if at.tzinfo else text
+    return text
 
 
 def _words(value: object) -> str:

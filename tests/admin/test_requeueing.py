@@ -235,6 +235,19 @@ def test_a_permanent_error_needs_an_extra_confirmation(page: Client) -> None:
     assert RequeueItem.objects.get().state == ItemState.PENDING
 
 
+def test_what_a_handler_parked_on_purpose_says_so_with_its_words(page: Client) -> None:
+    """A preview of frozen accounts had no word against it, though each would be parked again."""
+    cause = made.group(title="parked_by_handler", reason="parked_by_handler")
+    for number in range(2):
+        frozen = {"reason": "parked_by_handler", "error": "", "detail": f"The account of C-{number} is frozen."}
+        made.message(cause, business_key=f"PAY-{number}", **frozen)
+    told = Page(previewed(page, group=cause.pk)).text
+
+    assert "2 were parked by their handler on purpose, which may do so again" in told
+    assert "PAY-0 “The account of C-0 is frozen.”" in told
+    assert "Requeue 2 messages" in told
+
+
 def test_a_preview_that_would_send_nothing_keeps_the_guard_for_the_next_one(page: Client) -> None:
     """It shows no terms of a run, but what is included next is a run all the same."""
     cause = made.group(reason="permanent")

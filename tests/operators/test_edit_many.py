@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import UTC
 from random import Random
 from typing import Any
 
@@ -203,6 +204,7 @@ def test_all_are_stored_with_one_act_that_names_each() -> None:
     assert {one.number for one in MessageVersion.objects.all()} == {2}
     found = Selection.of_filter({"edited_at": done.at.isoformat()})
     assert set(found.queryset().values_list("pk", flat=True)) == {one.pk for one in some}
+    assert found.subject == f"edited at {done.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def test_a_message_that_somebody_else_edited_meanwhile_is_left_out_and_named() -> None:
