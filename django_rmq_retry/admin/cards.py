@@ -76,9 +76,12 @@ class Card:
 
     @cached_property
     def lull(self) -> str:
-        """Return for how long none failed of a group that has grown; of others the time of the last failure says it."""
+        """Return for how long none failed of a group that has grown.
+
+        Of others, and if one failed since that was requeued, the time of the last failure says it.
+        """
         trend, group, now = self.trend, self.group, database_clock.reckoned(records_alias())
-        if self.growing or not has_grown(trend.newest) or now - group.last_seen < STILL_GROWS:
+        if self.growing or self._repeated or not has_grown(trend.newest) or now - group.last_seen < STILL_GROWS:
             return ""
         return growth(
             trend.newest,
@@ -96,9 +99,13 @@ class Card:
     @property
     def failed_again(self) -> bool:
         """True if what was parked last had been requeued: what was decided on since is not meant."""
+        return self._repeated and bool(getattr(self.group, "last_again", False))
+
+    @property
+    def _repeated(self) -> bool:
+        """True if its last failure was that of a message that had been requeued."""
         last_new = self.group.last_new
-        repeated = last_new is not None and last_new < self.group.last_seen
-        return repeated and bool(getattr(self.group, "last_again", False))
+        return last_new is not None and last_new < self.group.last_seen
 
     @cached_property
     def handlers(self) -> str:

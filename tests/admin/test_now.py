@@ -589,7 +589,7 @@ def test_what_was_not_confirmed_is_not_said_to_have_failed_again(page: Client) -
     made.message(cause, cycle=2, unconfirmed=True)
     made.message(cause, cycle=2)
 
-    assert "1 failed again" in Page(page.get(f"{ADMIN}errorgroup/{cause.pk}/change/")).text
+    assert "1 of these failed again" in Page(page.get(f"{ADMIN}errorgroup/{cause.pk}/change/")).text
 
 
 def test_the_page_of_a_group_counts_as_failed_again_what_is_still_open(page: Client) -> None:
@@ -602,7 +602,7 @@ def test_the_page_of_a_group_counts_as_failed_again_what_is_still_open(page: Cli
     ParkedMessage.objects.filter(cycle=2).update(state=State.PROCESSED)
     after = Page(page.get(address)).text
 
-    assert ("1 failed again" in before, "failed again" in after) == (True, False)
+    assert ("1 of these failed again" in before, "failed again" in after) == (True, False)
     assert (printed, _failed_again_in_the_command()) == (1, 0)
 
 

@@ -319,6 +319,21 @@ def test_a_card_tells_of_the_last_failure_once(page: Client) -> None:
     assert "the last 1" not in text
 
 
+def test_a_card_does_not_say_that_none_failed_where_one_failed_again(page: Client) -> None:
+    """ "no new failure for 5 min · first 9 min ago · failed again 1 min ago": what failed now is what counts."""
+    new, again = (timezone.now() - timedelta(minutes=ago, seconds=5) for ago in (5, 2))
+    down = made.group(title="BankDown", failed_again=1, last_new=new, last_seen=again)
+    for state in (State.PARKED, *[State.PROCESSED] * 3):
+        made.message(down, parked_at=new, state=state)
+    made.message(down, cycle=2, parked_at=again)
+    address = f"errorgroup/{down.pk}/change/"
+
+    for told in (shown(page, "errorgroup/"), shown(page, address)):
+        assert "failed again 2 min ago" in told
+        assert "no new failure" not in told
+    assert "2 parked (1 of these failed again)" in shown(page, address)
+
+
 def test_the_index_tells_of_consumers_by_the_look_of_live_status(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its look was up to a minute old: it said nothing of consumers that were dead, and "no consumer" of new ones."""
     counts = {"consumers": 2}
