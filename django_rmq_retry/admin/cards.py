@@ -19,7 +19,15 @@ from django_rmq_retry.models import ApprovalRequest, ErrorGroup, ParkedOrigin, R
 from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
-from django_rmq_retry.parked.groups import STILL_GROWS, Origin, group_grows, has_grown, origins_of, parked_lately
+from django_rmq_retry.parked.groups import (
+    STILL_GROWS,
+    Origin,
+    group_grows,
+    has_grown,
+    origins_of,
+    parked_lately,
+    settled_at,
+)
 from django_rmq_retry.parked.items import LeftBehind, groups_of_runs, left_behind_lately
 from django_rmq_retry.wording import counted, listed, minute
 
@@ -69,7 +77,7 @@ class Card:
         newest = self.trend.newest
         since = self.trend.newest_since
         now = database_clock.reckoned(records_alias())
-        if since is None or not group_grows(self.group, newest, now, taken=self._taken):
+        if since is None or not group_grows(self.group, newest, now, run=self.run):
             return ""
         text = _("growing (+%(count)d since %(time)s)")
         return counted(text, count=newest, time=minute(since))
@@ -89,12 +97,8 @@ class Card:
             last_new=group.last_new or group.last_seen,
             now=now,
             parked=group.parked,
-            taken=self._taken,
+            settled=settled_at(group.last_handled, [self.run] if self.run else []),
         )
-
-    @property
-    def _taken(self) -> datetime | None:
-        return self.run.created_at if self.run else None
 
     @property
     def failed_again(self) -> bool:

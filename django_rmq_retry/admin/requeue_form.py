@@ -40,7 +40,7 @@ from django_rmq_retry.parked.findings import (
     report,
 )
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
-from django_rmq_retry.parked.groups import grows, parked_lately
+from django_rmq_retry.parked.groups import grows, parked_lately, settled_at
 from django_rmq_retry.parked.items import left_behind, under_way
 from django_rmq_retry.parked.key_text import text_of_keys
 from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
@@ -257,7 +257,11 @@ def _growing(groups: Sequence[tuple[ErrorGroup, int]]) -> dict[str, Any]:
     """Return the new failures in those of the groups that grow, and since when: what is sent may fail too."""
     lately = parked_lately([group.pk for group, _count in groups], buckets=1)
     newest, now = lately.newest, database_clock.now(records_alias())
-    growing = [group.pk for group, _count in groups if grows(newest[group.pk], group.last_new or group.last_seen, now)]
+    growing = [
+        group.pk
+        for group, _count in groups
+        if grows(newest[group.pk], group.last_new or group.last_seen, now, settled=settled_at(group.last_handled))
+    ]
     since = min((lately.began[group] for group in growing), default=None)
     return {"growing": sum(newest[group] for group in growing), "growing_since": since}
 

@@ -86,6 +86,7 @@ from django_rmq_retry.parked.groups import (
     burst_of,
     grows,
     minute_of,
+    settled_at,
 )
 from django_rmq_retry.parked.held_up import held_up, stands
 from django_rmq_retry.parked.items import (
@@ -167,6 +168,8 @@ class LargestCause:
     """The minute of the first of them."""
     last_new: datetime
     """The time of its last new message's failure."""
+    last_handled: datetime | None = None
+    """The time at which one of its messages was last handled after it had been parked."""
     again_at: datetime | None
     """The time of its last failure if that was one of a requeued message that is still parked, a few minutes ago."""
     last_seen: datetime
@@ -660,7 +663,8 @@ def largest_cause(
 
     def grown(one: AlarmCause) -> int:
         newest, parked_now, last = bursts[one].newest, counts[one], facts[one]["new"] or facts[one]["seen"]
-        return min(newest, parked_now) if one in recent and grows(newest, last, now) else 0
+        settled = settled_at(facts[one]["handled"])
+        return min(newest, parked_now) if one in recent and grows(newest, last, now, settled=settled) else 0
 
     cause = max(candidates, key=lambda one: (one.heard, grown(one), *rank(one)))
     known, burst = facts[cause], bursts[cause]
@@ -680,6 +684,7 @@ def largest_cause(
         newest=burst.newest,
         newest_since=burst.since,
         last_new=last_new,
+        last_handled=known["handled"],
         again_at=_failed_again_at(cause, after=max(last_new, now - GROWTH_SPAN)) if repeated else None,
         last_seen=known["seen"],
         others_seen=max((of["seen"] for one, of in facts.items() if one.heard and one != cause), default=None),
@@ -707,6 +712,7 @@ def _facts_of_causes() -> dict[AlarmCause, dict[str, Any]]:
         first=Min("pk"),
         seen=Max("last_seen"),
         new=Max("last_new"),
+        handled=Max("last_handled"),
         again=Sum("failed_again"),
     )
     return {AlarmCause(not row["muted"], row["title"], bool(row["reasoned"])): dict(row) for row in rows}

@@ -83,7 +83,7 @@ from django_rmq_retry.models.controls import SILENT_AFTER
 from django_rmq_retry.models.parked import State
 from django_rmq_retry.models.runs import PACED, RunState, RunWait
 from django_rmq_retry.parked.checked import mark_of_run
-from django_rmq_retry.parked.groups import BURST_TOLD, STILL_GROWS, Lately, grows, has_grown
+from django_rmq_retry.parked.groups import BURST_TOLD, STILL_GROWS, Lately, grows, has_grown, settled_at
 from django_rmq_retry.parked.held_up import in_few_words
 from django_rmq_retry.parked.run_steering import resuming
 from django_rmq_retry.topology.declarations import QueueDeclaration, Role, work_queue
@@ -659,8 +659,7 @@ def _caused(survey: Survey) -> str:
     cause = survey.cause
     if cause is None:
         return ""
-    # None is new that was parked before a run took what there was.
-    taken = max((run.created_at for run in survey.runs if not run.retries_of), default=None)
+    settled = settled_at(cause.last_handled, (run for run in survey.runs if not run.retries_of))
     grown = growth(
         cause.newest,
         cause.newest_since,
@@ -668,7 +667,7 @@ def _caused(survey: Survey) -> str:
         again_at=cause.again_at,
         now=survey.at,
         parked=cause.count,
-        taken=taken,
+        settled=settled,
     )
     second, its, _queues = cause.second or ("", 0, {})
     rest = survey.parked.count - cause.count - its
@@ -844,16 +843,16 @@ def growth(
     now: datetime,
     again_at: datetime | None = None,
     parked: int | None = None,
-    taken: datetime | None = None,
+    settled: datetime | None = None,
 ) -> str:
     """Say if more messages fail, as far as it is known: that none fails now may also mean that none is attempted.
 
     ``newest`` is the number of new messages of the last burst, which began ``since`` then; ``again_at`` is when one of
     the messages failed last that was requeued and is parked again. If fewer are ``parked``, some of the burst were
-    decided on: its number, which is larger than the one of the messages that wait, would be no news. ``taken`` is when
-    an active run took what there was.
+    decided on: its number, which is larger than the one of the messages that wait, would be no news. New failures
+    before it was ``settled`` are none.
     """
-    if grows(newest, last_new, now, taken=taken):
+    if grows(newest, last_new, now, settled=settled):
         return _("growing")
     if again_at is not None:
         return _("failed again %(span)s ago") % {"span": span(max(now - again_at, timedelta()))}
@@ -1455,9 +1454,12 @@ def in_groups(
 ) -> Iterator[Problem]:
     """Yield the error groups that grow, by their new messages of the last minutes; some have active runs."""
     last = {number: group.last_new or group.last_seen for number, group in groups.items()}
-    taken = {group: run.created_at for group, run in runs.items()}
+    settled = {
+        number: settled_at(group.last_handled, [runs[number]] if number in runs else [])
+        for number, group in groups.items()
+    }
     counted = lately.newest.items()
-    growing = sorted(((n, one) for one, n in counted if grows(n, last[one], now, taken=taken.get(one))), reverse=True)
+    growing = sorted(((n, one) for one, n in counted if grows(n, last[one], now, settled=settled[one])), reverse=True)
     for count, group in growing[:MOST_IN_A_TEXT]:
         values = {"group": groups[group], "time": minute(lately.began[group])}
         yield Problem(code=Code.GROWS, subject=str(group), count=count, values=values)

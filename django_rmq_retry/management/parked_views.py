@@ -410,8 +410,7 @@ def show_groups(command: RmqCommand, options: Options) -> Exit:
     recent = {group: counts[-1] for group, counts in lately.counts.items()}
     now = database_clock.now(records_alias())
     runs = groups_of_runs([row.pk for row in groups])
-    taken = {group: run.created_at for group, run in runs.items()}
-    growing = {row.pk: group_grows(row, lately.newest[row.pk], now, taken=taken.get(row.pk)) for row in groups}
+    growing = {row.pk: group_grows(row, lately.newest[row.pk], now, run=runs.get(row.pk)) for row in groups}
     perhaps = sum(row.perhaps for row in groups)
     step = _next_step({row.pk: row.parked for row in groups if row.parked}, runs)
     if options["json"]:

@@ -205,6 +205,7 @@ class Migration(migrations.Migration):
                 ("first_seen", models.DateTimeField(verbose_name="first seen")),
                 ("last_seen", models.DateTimeField(verbose_name="last seen")),
                 ("last_new", models.DateTimeField(blank=True, null=True, verbose_name="last new failure")),
+                ("last_handled", models.DateTimeField(blank=True, editable=False, null=True)),
                 ("parked", models.PositiveIntegerField(default=0, verbose_name="parked")),
                 ("requeued", models.PositiveIntegerField(default=0, verbose_name="waiting for outcome")),
                 ("processed", models.PositiveIntegerField(default=0, verbose_name="processed")),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from django.db import models, router
 from django.db.models import Case, F, Func, IntegerField, Q, Subquery, Value, When
 from django.db.models.expressions import Combinable
+from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
@@ -81,6 +82,8 @@ class ErrorGroups(models.Manager["ErrorGroup"]):
             changes[left] = reduced(left, count)
         if entered is not None:
             changes[entered] = F(entered) + count
+        if after == State.PROCESSED:
+            changes["last_handled"] = Now()
         self.filter(pk=group).update(**changes)
 
     def count_all_moved(self, counts: Mapping[tuple[int, str], int], after: str) -> None:
@@ -142,6 +145,8 @@ class ErrorGroup(models.Model):
     last_seen = models.DateTimeField(_("last seen"))
     last_new = models.DateTimeField(_("last new failure"), null=True, blank=True)
     """The time at which a message was last parked in it that had not been parked before, so no copy of a requeue."""
+    last_handled = models.DateTimeField(null=True, blank=True, editable=False)
+    """The time at which one of its messages was last handled after it had been parked."""
     # Counters of messages by state; "arrived" also counts messages that were parked again.
     parked = models.PositiveIntegerField(_("parked"), default=0)
     requeued = models.PositiveIntegerField(_("waiting for outcome"), default=0)

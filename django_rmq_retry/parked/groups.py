@@ -27,7 +27,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage, ParkedMinute, ParkedOrigin
+from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage, ParkedMinute, ParkedOrigin, RequeueRun
 from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS, OPEN, OriginKey, State, reduced
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import records_alias, transaction_of
@@ -50,6 +50,8 @@ BURST_TOLD = timedelta(hours=1)
 """The time after its last new failure for which the number of a burst is told; the most that is added up for it."""
 STILL_GROWS = timedelta(minutes=1)
 """The time after its last new failure for which a group still grows."""
+SETTLES = timedelta(seconds=10)
+"""The time after a new failure from which a requeue that is handled shows that the cause is gone."""
 FAILED_AGAIN = Q(cycle__gt=1, unconfirmed=False, published_again=False)
 """The open messages that have failed again. One whose requeue was not confirmed may not have been handled since."""
 OF_LAST_TIME = Q(group__regressed_at=None) | Q(minute__gt=F("group__regressed_at") - MINUTE)
@@ -247,19 +249,31 @@ def origins_of(groups: Collection[int]) -> dict[int, list[Origin]]:
     return origins
 
 
-def grows(newest: int, last_new: datetime, now: datetime, *, taken: datetime | None = None) -> bool:
+def grows(newest: int, last_new: datetime, now: datetime, *, settled: datetime | None = None) -> bool:
     """Return True if a group grows; ``newest`` is the number of new messages of its last burst.
 
     A message that was requeued and fails again is no new one, so it does not make a group grow, nor does one that came
-    before an active run had ``taken`` what there was.
+    before it was ``settled``.
     """
-    return has_grown(newest) and now - last_new < STILL_GROWS and (taken is None or last_new > taken)
+    return has_grown(newest) and now - last_new < STILL_GROWS and (settled is None or last_new > settled)
 
 
-def group_grows(group: Any, newest: int, now: datetime, *, taken: datetime | None = None) -> bool:
-    """Return True if a group grows that is annotated by ``with_held``: none does of which nothing waits."""
-    waits = group.parked > group.held
-    return waits and grows(newest, group.last_new or group.last_seen, now, taken=taken)
+def settled_at(handled: datetime | None, runs: Iterable[RequeueRun] = ()) -> datetime | None:
+    """Return the time before which new failures are no growth any more; None if there is none.
+
+    An active run had taken what there was, or what was requeued was ``handled`` some seconds later.
+    """
+    known = [run.created_at for run in runs]
+    return max([*known, *([handled - SETTLES] if handled else [])], default=None)
+
+
+def group_grows(group: Any, newest: int, now: datetime, *, run: RequeueRun | None = None) -> bool:
+    """Return True if a group grows that is annotated by ``with_held``, with its active run.
+
+    None does of which nothing waits.
+    """
+    settled = settled_at(group.last_handled, [run] if run else [])
+    return group.parked > group.held and grows(newest, group.last_new or group.last_seen, now, settled=settled)
 
 
 def has_grown(newest: int) -> bool:

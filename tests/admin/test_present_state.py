@@ -55,6 +55,7 @@ from tests.operators.made import (
     requeue_run,
     unhold_messages,
 )
+from tests.parked.made import copy_succeeded
 from tests.tooling.marks import NIGHTLY_BUT_ON_SQLITE
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database, *NIGHTLY_BUT_ON_SQLITE]
@@ -599,6 +600,26 @@ def test_a_burst_begins_anew_when_an_error_occurs_again_after_all_was_resolved(p
     assert known is not None
     assert (known.newest, known.newest_since) == (3, minute_of(again))
     assert "Still failing: 3 new failures since " in preview
+
+
+@pytest.mark.parametrize(("ago", "growing"), [(40, False), (3, True)])
+def test_a_cause_grows_no_longer_once_what_was_requeued_is_handled(page: Client, ago: int, *, growing: bool) -> None:
+    """ "growing (+133 since 01:05)" after 36 of 36 were processed; between two failures it shows nothing yet."""
+    failed = timezone.now() - timedelta(seconds=ago)
+    cause = made.group(title="BankDown", last_new=failed, last_seen=failed)
+    first, *_others = [made.message(cause, parked_at=failed, requeued_at=None) for _ in range(4)]
+    requeue_run([first.pk], BOB)
+    RequeueItem.objects.update(state="sent", cycle=2)
+    ParkedMessage.objects.filter(pk=first.pk).update(state=State.REQUEUED, cycle=2)
+    copy_succeeded(first.pk, 2)
+    RequeueRun.objects.update(state="finished", finished_at=timezone.now())
+    preview = Page(page.get(f"{ADMIN}requeuerun/preview/", {"group": cause.pk}, follow=True)).text
+    pages = [shown(page, address) for address in ("errorgroup/", f"errorgroup/{cause.pk}/change/", "livestatus/")]
+
+    assert ParkedMessage.objects.get(pk=first.pk).state == State.PROCESSED
+    assert ["growing" in told for told in pages] == [growing] * 3
+    assert ("Still failing" in preview) == growing
+    assert run("rmq_parked", "groups", "--json").data["items"][0]["growing"] == growing
 
 
 def test_new_failures_that_were_requeued_meanwhile_still_count(page: Client) -> None:
