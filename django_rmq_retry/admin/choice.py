@@ -145,9 +145,16 @@ class LeftOut:
             "%(count)d keys of the list match several messages: all of them are chosen",
             len(twice),
         )
+        held = self.listed.kept_on_hold(self.states)
+        on_hold = ngettext(
+            "%(count)d key of the list names a message on hold, which is not among these",
+            "%(count)d keys of the list name messages on hold, which are not among these",
+            len(held),
+        )
         unparked = self.listed.elsewhere
         in_content = self.listed.in_content
         lines = (
+            (on_hold, held),
             (places.remark(unparked), places.lines(unparked)),
             (in_content_remark(in_content), _named_by(in_content)),
             (not_found, none),
@@ -157,7 +164,7 @@ class LeftOut:
 
     @property
     def doubtful(self) -> list[str]:
-        """Keys that match no parked message, several, or one elsewhere: the operator has to check them."""
+        """Keys that match no parked message, several, one elsewhere or on hold: the operator has to check them."""
         listed = self.listed.doubtful(self.states) if self.listed else []
         return [*listed, *(self.effect.doubtful if self.effect else [])]
 
@@ -177,8 +184,8 @@ class LeftOut:
         if not keys or self.checked:
             return ""
         text = ngettext(
-            "Check %(count)d key that matches no message, several, or one elsewhere, and tick it: %(keys)s.",
-            "Check %(count)d keys that match no message, several, or one elsewhere, and tick them: %(keys)s.",
+            "Check %(count)d key that matches no message, several, one elsewhere or on hold, and tick it: %(keys)s.",
+            "Check %(count)d keys that match no message, several, one elsewhere or on hold, and tick them: %(keys)s.",
             len(keys),
         )
         named = ", ".join(short(key, 80) for key in keys[:MOST_KEYS_NAMED])

@@ -10,9 +10,10 @@ from django.utils.translation import ngettext
 
 from django_rmq_retry.admin.pages import Button, Pages, migrated, refusal, requires
 from django_rmq_retry.admin.requeue_form import typed_number
-from django_rmq_retry.models import RequeueRun, RunState
+from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState
 from django_rmq_retry.models.runs import HELD, STOOD_STILL
 from django_rmq_retry.parked import requeue_options, run_steering
+from django_rmq_retry.parked.items import changed_in, pending, under_way
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.unsent_edits import edited_in
 from django_rmq_retry.wording import counted
@@ -130,24 +131,39 @@ def _ask(pages: Pages, request: HttpRequest, run: RequeueRun, action: str, wrong
         RESUME: {"title": _("Resume requeue run %(number)s") % {"number": run.pk}, "danger": False},
         TEST: {"title": _test_label(run), "danger": False},
     }[action]
+    sends = action in (RESUME, TEST) and not run.retries_of
+    edited, changed = (edited_in(run), changed_in(run)) if sends else (0, 0)
+    mine = ParkedMessage.objects.filter(pk__in=pending(run.pk).values("message"))
     return pages.page(
         request,
         "requeuerun/control.html",
         status=422 if wrong else 200,
         run=run,
         action=action,
-        effect=_effect(run, action),
+        effect=_effect(run, action, run.unsent - changed),
         warning=STOOD_STILL.get(run.wait, run.get_wait_display()) if action == RESUME and _unproven(run) else "",
-        edited=_edited(run) if action in (RESUME, TEST) else "",
+        works=run_steering.shown_to_work(run),
+        under_way=[(one, count) for one, count in under_way(mine) if one.pk != run.pk] if sends else [],
+        edited=_edited(edited),
+        left_out=_changed(changed - edited),
         reason_needed=bool(_lacks_reason(run, action, "")),
         wrong={"reason": wrong} if wrong else {},
         **context,
     )
 
 
-def _edited(run: RequeueRun) -> str:
+def _changed(count: int) -> str:
+    """Return how many of its messages the run leaves out, because something else was done to them; empty if none."""
+    text = ngettext(
+        "%(count)d of the messages not sent yet was sent, discarded or put on hold since: it is left out.",
+        "%(count)d of the messages not sent yet were sent, discarded or put on hold since: they are left out.",
+        count,
+    )
+    return counted(text, count=count) if count > 0 else ""
+
+
+def _edited(count: int) -> str:
     """Return how many of its messages the run leaves out, because they were edited meanwhile; empty if none was."""
-    count = edited_in(run)
     text = ngettext(
         "%(count)d of the messages not sent yet was edited since: it is left out. Requeue it again.",
         "%(count)d of the messages not sent yet were edited since: they are left out. Requeue them again.",
@@ -156,8 +172,8 @@ def _edited(run: RequeueRun) -> str:
     return counted(text, count=count) if count else ""
 
 
-def _effect(run: RequeueRun, action: str) -> str:
-    """Return what the action does, as a sentence."""
+def _effect(run: RequeueRun, action: str, sendable: int) -> str:
+    """Return what the action does, as a sentence; so many of the unsent messages have not changed since."""
     if action == STOP and run.retries_of:
         return _("Retries that were not sent wait until they are due. A stopped requeue run cannot be resumed.")
     if action == STOP and run.state == RunState.RUNNING:
@@ -184,6 +200,6 @@ def _effect(run: RequeueRun, action: str) -> str:
     text = ngettext(
         "%(count)d message is sent, at %(rate)s per second.",
         "%(count)d messages are sent, at %(rate)s per second.",
-        run.unsent,
+        sendable,
     )
-    return counted(text, count=run.unsent, rate=floatformat(run.rate, -1))
+    return counted(text, count=sendable, rate=floatformat(run.rate, -1))

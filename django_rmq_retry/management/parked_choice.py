@@ -196,8 +196,8 @@ def refuse_doubtful(chosen: Selection, options: Options) -> None:
     doubtful = [*(lookup.doubtful(states) if lookup else []), *(left.doubtful if left else [])]
     if doubtful:
         raise CommandError(
-            f"{plural(len(doubtful), 'key')} {'matches' if len(doubtful) == 1 else 'match'} no message, several, or "
-            "one elsewhere. Nothing was changed. Check the keys above, then pass --keys-checked.",
+            f"{plural(len(doubtful), 'key')} {'matches' if len(doubtful) == 1 else 'match'} no message, several, one "
+            "elsewhere or on hold. Nothing was changed. Check the keys above, then pass --keys-checked.",
             returncode=Exit.UNCONFIRMED,
         )
 

@@ -220,10 +220,13 @@ def _resume(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
     rest = f"{plural(run.unsent, 'message')} at {run.rate:g} per second"
     failed = run_steering.has_failed(run)
     if not canary and run_steering.resume_lacks_reason(run, reason):
+        proof = "Nothing shows yet that the cause is gone"
+        if run_steering.shown_to_work(run):
+            proof = "Messages with the same errors were handled since then"
         test = "--canary to send one, and the others after it was processed, or " if run.unsent > 1 else ""
         raise Refused(
-            f"Nothing was resumed. {STOOD_STILL.get(run.wait, run.get_wait_display())} Nothing shows yet that the "
-            f"cause is gone, and this would send {rest} without a test. Add {test}--reason to do so."
+            f"Nothing was resumed. {STOOD_STILL.get(run.wait, run.get_wait_display())} {proof}. This would send {rest} "
+            f"without a test. Add {test}--reason to do so."
         )
     resumed = run_steering.resume_run(run.pk, Actor.of_shell(), canary=canary, reason=reason)
     if canary:

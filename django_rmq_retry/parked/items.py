@@ -292,6 +292,11 @@ def counted_elsewhere(run: RequeueRun, *, active: Iterable[RequeueRun], most: in
     return int(rows[:most].aggregate(count=Count("pk", filter=elsewhere))["count"])
 
 
+def changed_in(run: RequeueRun) -> int:
+    """Return how many unsent messages of a run were changed since it chose them: it leaves these out."""
+    return counted_elsewhere(run, active=(), most=run.unsent)
+
+
 def parked_to_send(runs: Collection[RequeueRun]) -> int | None:
     """Return how many messages that are parked now these active runs are to send; None if not each can be looked at.
 

@@ -115,9 +115,18 @@ class Lookup:
         counts = {key: sum(one.state in states for one in self._of(key)) for key in self.several}
         return {key: count for key, count in counts.items() if count > 1}
 
+    def kept_on_hold(self, states: Sequence[str]) -> list[str]:
+        """Return the keys that name a message on hold, if an act on messages in these states does not reach it."""
+        on_hold = (key for key in self.keys if any(one.state == State.ON_HOLD for one in self._of(key)))
+        return [] if State.ON_HOLD in states else list(on_hold)
+
     def doubtful(self, states: Sequence[str]) -> list[str]:
-        """Return the keys that match no parked message, or several in these states: an operator has to check each."""
-        return list(dict.fromkeys([*self.missing, *self.elsewhere, *self.in_content, *self.twice(states)]))
+        """Return the keys that an operator has to check before an act on messages in these states.
+
+        They match no parked message, several, or one on hold: its hold ends, and what was decided is not done to it.
+        """
+        none = [*self.missing, *self.elsewhere, *self.in_content]
+        return list(dict.fromkeys([*none, *self.kept_on_hold(states), *self.twice(states)]))
 
     @cached_property
     def spaced(self) -> list[str]:

@@ -8,10 +8,11 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short_reason
-from django_rmq_retry.models import Action, ItemState, ParkedMessage, RequeueRun, RunState, RunWait
+from django_rmq_retry.models import Action, ErrorGroup, ItemState, ParkedMessage, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import ACTIVE, HELD, UNDATED
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import locked_run, records_alias, transaction_of
+from django_rmq_retry.parked.groups import SETTLES
 from django_rmq_retry.parked.items import skip_unsent
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.pace import restart_rate
@@ -41,6 +42,13 @@ def retestable(run: RequeueRun) -> bool:
 def resume_lacks_reason(run: RequeueRun, reason: str) -> str:
     """Return why a run that is resumed without a test needs a reason; empty if it has one, or needs none."""
     return "" if reason.strip() or not has_failed(run) else _("Enter a reason: it is kept in the audit log.")
+
+
+def shown_to_work(run: RequeueRun) -> bool:
+    """Return True if messages of its causes were handled after it had sent its last one, such as by another run."""
+    since, causes = run.sent_at, [group for group, _count in run.causes]
+    groups = ErrorGroup.objects.using(records_alias()).filter(pk__in=causes)
+    return since is not None and groups.filter(last_handled__gt=since + SETTLES).exists()
 
 
 def resuming(run: RequeueRun) -> str:

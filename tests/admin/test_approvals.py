@@ -366,7 +366,10 @@ def test_the_second_person_ticks_the_doubtful_keys_too(ann: User, bob: User) -> 
     approved = press(second, refused, "Approve", checked=mark)
 
     assert (refused.status_code, approved.status_code) == (422, 200)
-    assert "Check 1 key that matches no message, several, or one elsewhere, and tick it: PAY-9." in Page(refused).text
+    assert (
+        "Check 1 key that matches no message, several, one elsewhere or on hold, and tick it: PAY-9."
+        in Page(refused).text
+    )
     assert done()["discarding"]
 
 

@@ -240,6 +240,21 @@ def test_messages_on_hold_are_included_on_request(page: Client) -> None:
     assert "sent, too Leave out" in Page(follow(page, both, "Requeue 2")).text
 
 
+@pytest.mark.parametrize("act", ["Discard", "Requeue"])
+def test_a_key_of_a_message_on_hold_is_checked_before_an_act_that_leaves_it(page: Client, act: str) -> None:
+    """The bank had paid 30. One was on hold and stayed, which nobody was told: it was paid when its hold had ended."""
+    made.message(business_key="PAY-1")
+    made.message(business_key="PAY-2", state=State.ON_HOLD)
+    asked = follow(page, pasted(page, "PAY-1\nPAY-2"), f"{act} 1…")
+    told = Page(asked).text
+    refused = Page(press(page, asked, act, category="test", reason="INC-5")).text
+
+    assert "1 key of the list names a message on hold, which is not among these: PAY-2" in told
+    assert "I have checked 1 key that matches no message, several, one elsewhere or on hold." in told
+    assert "Check 1 key that matches no message, several, one elsewhere or on hold, and tick it: PAY-2." in refused
+    assert state("PAY-1") == "parked"
+
+
 def test_keys_of_messages_on_hold_are_counted_apart_from_those_that_are_closed(page: Client) -> None:
     """ "Found, and parked 1 · Not open 13" stood above "Requeue 7…", which took six on hold, too."""
     made.message(business_key="PAY-1")

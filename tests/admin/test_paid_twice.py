@@ -66,10 +66,10 @@ class TestAKeyThatMatchesNothingOrSeveral:
         mark = refused.context["left"].mark
         press(page, refused, "Requeue ", checked=mark)
 
-        assert "I have checked 1 key that matches no message, several, or one elsewhere." in Page(preview).text
+        assert "I have checked 1 key that matches no message, several, one elsewhere or on hold." in Page(preview).text
         assert (refused.status_code, started, sent) == (422, False, [])
         assert (
-            f"Check 1 key that matches no message, several, or one elsewhere, and tick it: {which}."
+            f"Check 1 key that matches no message, several, one elsewhere or on hold, and tick it: {which}."
             in Page(refused).text
         )
         assert RequeueRun.objects.count() == 1
@@ -114,7 +114,7 @@ class TestAKeyThatMatchesNothingOrSeveral:
         press(page, refused, button, checked=refused.context["left"].mark, **CHECKED)
 
         assert "1 key of the list matches no message: pay-2" in Page(asked).text
-        assert "Check 1 key that matches no message, several, or one elsewhere, and tick it: pay-2." in (
+        assert "Check 1 key that matches no message, several, one elsewhere or on hold, and tick it: pay-2." in (
             Page(refused).text
         )
         assert before == "parked"

@@ -17,6 +17,7 @@ from django_rmq_retry.health.problems import in_runs
 from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.models import (
     ConsumerProcess,
+    ErrorGroup,
     ItemReason,
     ItemState,
     OperatorAction,
@@ -1035,6 +1036,33 @@ def test_who_resumes_a_run_is_told_what_was_edited_since_it_chose_its_messages(p
     assert "edited since" not in before + stop
     assert "1 of the messages not sent yet was edited since: it is left out." in resume
     assert left.skipped == 1
+
+
+def test_who_resumes_a_run_is_told_of_another_one_and_of_what_was_decided_on_meanwhile(page: Client) -> None:
+    """ "50 messages are sent. Nothing shows yet that the cause is gone", while another run had paid 29."""
+    cause = made.group(title="BankDown")
+    some = [made.message(cause, business_key=f"PAY-{number}").pk for number in range(5)]
+    failing = pause_run(requeue_run(some), ANN)
+    sent = {"sent_at": timezone.now() - timedelta(minutes=2), "causes": [[cause.pk, 5]], "wait": RunWait.GUARD}
+    failing = updated(failing, **sent)
+    address = f"{RUNS}{failing.pk}/control/?action=resume"
+    alone = Page(page.get(address)).text
+    discard_messages([some[0]], ANN)
+    hold(Selection.of_ids([some[1]]), ANN, until=timezone.now() + timedelta(hours=1))
+    other = requeue_run(some[3:], BOB)
+    ErrorGroup.objects.update(last_handled=timezone.now())
+    told = Page(page.get(address)).text
+
+    assert "5 messages are sent, at" in alone
+    assert "Nothing shows yet that the cause is gone." in alone
+    assert "3 messages are sent, at" in told
+    assert "2 of the messages not sent yet were sent, discarded or put on hold since: they are left out." in told
+    assert f"Requeue run {other.pk} by bob is to send 2 of these." in told
+    assert "Messages with the same errors were handled since then." in told
+    assert "Nothing shows yet" not in told
+    assert "Messages with the same errors were handled since then. This would" in (
+        command("rmq_parked", "requeue-run", str(failing.pk), "--resume").err
+    )
 
 
 def test_a_run_names_who_edited_a_message_that_it_left_out(page: Client, settings: Any) -> None:

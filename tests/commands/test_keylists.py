@@ -86,7 +86,7 @@ def test_keys_of_messages_that_were_not_parked_are_named_with_their_place() -> N
         "PAY-61": "keys",
         "PAY-70": "queues",
     }
-    assert "5 keys match no message, several, or one elsewhere. Nothing was changed." in refused.err
+    assert "5 keys match no message, several, one elsewhere or on hold. Nothing was changed." in refused.err
     assert "PAY-61 (Waits for a blocked ordering key: PAY-61, behind PAY-60 (ordering key ACC-6))" in refused.err
     assert parked("keys", "-", given=b"PAY-61").code == 5
 
@@ -126,7 +126,7 @@ def test_only_the_listed_messages_are_discarded_and_missing_keys_reported() -> N
     told = parked(*words, "--keys-checked", given=keys)
 
     assert (refused.out, refused.code, before) == ("", 7, "parked")
-    assert "1 key matches no message, several, or one elsewhere. Nothing was changed." in refused.err
+    assert "1 key matches no message, several, one elsewhere or on hold. Nothing was changed." in refused.err
     assert (told.out, told.code) == ("2 messages discarded.\n", 5)
     assert (
         "3 keys: 2 found and parked, 1 not found, 0 found several times, 0 on hold, 0 not open.\n  not found: PAY-9"
