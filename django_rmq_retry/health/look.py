@@ -1,5 +1,6 @@
 """One look at database and broker: what is known, and all that is wrong. Commands, pages and alerts show the same."""
 
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -143,7 +144,7 @@ class Health:
     def problems(self) -> tuple[Problem, ...]:
         """All that is wrong or remarkable, the most harmful first."""
         last = last_signs(self.survey.processes, self.survey.at, self.survey.dead) if self.survey else None
-        found = merged(self._each, self.queues, last, alive=self._some_alive)
+        found = _paused_before(merged(self._each, self.queues, last, alive=self._some_alive))
         if self.as_of:
             found = [one if one in self.of_database else replace(one, as_of=self.as_of) for one in found]
         found += [self.away] if self.away else []
@@ -283,6 +284,15 @@ def merged(
         values={**words, "names": words["places"]},
     )
     return [several, *(one for one in left if one not in missed)]
+
+
+def _paused_before(found: Sequence[Problem]) -> list[Problem]:
+    """Say what to do before consumers are started: they handle again at once what lost ones had begun."""
+    queues = [one.subject for one in found if one.code is Code.GIVEN_AGAIN and one.values["pause"]]
+    pauses = listed(f"manage.py rmq_queue pause {shlex.quote(queue)}" for queue in queues)
+    before = f"First {pauses}, until you know what its lost consumers have done. "
+    started = {*MISSED, *NONE_ALIVE}.difference(CUT_OFF) if queues else set[Code]()
+    return [replace(one, values={**one.values, "before": before}) if one.code in started else one for one in found]
 
 
 def _read_by(loop: Problem) -> Collection[str]:

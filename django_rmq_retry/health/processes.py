@@ -609,7 +609,10 @@ class GivenAgain:
     perhaps: tuple[str, ...]
     """Those in a handler that a lost process may have begun."""
     waiting: tuple[str, ...]
-    """Those that were in a handler when their process was heard of last, and that nobody has had since."""
+    """Those that were in a handler when their process was heard of last, and that nobody has had since.
+
+    Those of the process that was lost last come first: what an earlier one had is rather over.
+    """
 
     @property
     def count(self) -> int:
@@ -654,11 +657,13 @@ def with_cut_off(
     for row in unknown:
         row.in_flight = held.get(row.pk, [])
     once, found = handlers_that_repeat_nothing() if gone else [], dict(given)
+    cut_off = defaultdict[str, set[str]](set)
     for each in (each for row in gone for each in Process.of(row, now, None).in_flight):
         queue = work_queue(each.queue)
         if queue in holding and each.message_id and not (each.auto_ack or each.handler in once):
             known = found.get(queue, GivenAgain(begun=(), perhaps=(), waiting=()))
-            found[queue] = replace(known, waiting=tuple(sorted({*known.waiting, each.name})))
+            cut_off[queue].add(each.name)
+            found[queue] = replace(known, waiting=tuple(dict.fromkeys((*sorted(cut_off[queue]), *known.waiting))))
     return found
 
 
@@ -678,8 +683,8 @@ def given_again(found: Sequence[Process], now: datetime, *, read: Collection[str
     for each in (each for one in found if one.heard for each in one.in_flight):
         if (each.begun_by or each.perhaps_begun) and _place_of(each) not in told:
             again[work_queue(each.queue)].append(each)
-    for one in lost:
-        for each in one.in_flight:
+    for one in sorted(lost, key=lambda one: one.row.beat_at, reverse=True):
+        for each in sorted(one.in_flight, key=lambda each: each.name):
             queue = work_queue(each.queue)
             late = queue in read and one.unheard > MAY_GO_ON_FOR
             if not (late or each.auto_ack or each.handler in once) and each.waits_since(one.row.beat_at):
@@ -690,7 +695,7 @@ def given_again(found: Sequence[Process], now: datetime, *, read: Collection[str
         queue: GivenAgain(
             begun=tuple(dict.fromkeys(each.name for each in again[queue] if each.begun_by)),
             perhaps=tuple(dict.fromkeys(each.name for each in again[queue] if each.perhaps_begun)),
-            waiting=tuple(sorted(set(waiting[queue]))),
+            waiting=tuple(dict.fromkeys(waiting[queue])),
         )
         for queue in dict.fromkeys((*again, *waiting))
     }

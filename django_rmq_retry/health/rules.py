@@ -900,8 +900,8 @@ class Problem:
 
     @property
     def fix(self) -> str:
-        """What repairs it."""
-        return self._filled_in(self.rule.fix)
+        """What repairs it, and what to do before that."""
+        return f"{self.values.get('before', '')}{self._filled_in(self.rule.fix)}"
 
     def _filled_in(self, template: Any) -> str:
         quoted, messages = shlex.quote(self.subject), messages_counted(self.count)

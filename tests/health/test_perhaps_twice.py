@@ -196,6 +196,15 @@ def test_what_a_killed_worker_had_begun_is_told_from_its_end_on_until_it_was_han
     assert re.fullmatch(r"1 message was perhaps handled twice, \d+ s ago: 9f3c-7\.", doubt)
 
 
+def test_what_the_worker_that_was_lost_last_had_begun_is_named_first() -> None:
+    """Four payments of two minutes before were named, which were done; the two in doubt were among "3 more"."""
+    for number, seconds in ((1, 100), (2, 40)):
+        lost(seconds=seconds, in_flight=[made.in_flight(message_id=f"9f3c-{number}", key=f"PAY-{number}", seconds=120)])
+    made.consumer()
+
+    assert "and may be handled again: PAY-2, PAY-1." in given_again()[0]
+
+
 def test_what_a_killed_worker_had_begun_since_its_last_heartbeat_is_told_as_it_is_handled_again() -> None:
     lost(in_flight=[made.in_flight(message_id="9f3c-9", key="PAY-9", seconds=70)])
     again = [made.in_flight(seconds=3, again=True), made.in_flight(message_id="9f3c-2", key="PAY-2", seconds=5)]

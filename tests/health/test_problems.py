@@ -1349,6 +1349,18 @@ def test_that_all_consumers_are_dead_is_one_error_even_if_all_queues_are_empty()
     assert gone.why == "2 queues stand still: q, r."
 
 
+def test_consumers_are_started_only_after_the_queue_of_what_was_begun_is_paused() -> None:
+    """Who did what the first line said, paid four payments a second time; the second line said to pause the queue."""
+    begun = {"q": GivenAgain(begun=(), perhaps=(), waiting=("PAY-1",))}
+    dead = surveyed(processes=(process(1, 64),), given_again=begun)
+    gone, _again = needs(dead, [level("q", ready=1), level("r")])
+    [calm] = needs(surveyed(processes=(process(1, 64),)), [level("q", ready=1), level("r")])
+
+    pause = "First manage.py rmq_queue pause q, until you know what its lost consumers have done. "
+    assert (gone.code, gone.fix) == (Code.ALL_VANISHED, f"{pause}Start manage.py rmq_consume")
+    assert calm.fix == "Start manage.py rmq_consume"
+
+
 def test_where_nobody_is_alive_a_paused_queue_is_marked() -> None:
     """Who started consumers, as was asked, waited for the five messages of a queue that somebody had paused."""
     dead = surveyed(processes=(process(1, 64),), **stopped(paused=True, since=NOW))
