@@ -343,7 +343,7 @@ def confirm_number(command: RmqCommand, count: int, question: str, options: Opti
     if count <= TYPED_FROM or not (sys.stdin.isatty() and command.stderr.isatty()):
         command.confirm(question, yes=False)
         return
-    command.stderr.write(f"Type {count} to confirm: ", lambda text: text, ending="")
+    command.stderr.write(f"{question} Type {count} to confirm: ", lambda text: text, ending="")
     command.stderr.flush()
     if sys.stdin.readline().strip() != str(count):
         raise CommandError("Not confirmed; nothing was changed.", returncode=Exit.UNCONFIRMED)

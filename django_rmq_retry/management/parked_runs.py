@@ -173,8 +173,10 @@ def requeue(command: RmqCommand, options: Options) -> Exit:
     refuse_doubtful(chosen, options)
     unread = _check_broker(options, [queue for queue, _count in findings.queues])
     say_unread(command, unread)
-    confirm_number(command, findings.sendable, f"Requeue {plural(findings.sendable, 'message')}?", options)
+    part = f"{findings.sendable} of {plural(findings.total, 'message')}"
+    confirm_number(command, findings.sendable, f"Requeue {part}?", options)
     run = start(chosen, actor_of(options), wanted, reason=options["reason"])
+    command.say(f"Requeues {part}.")
     if options["planned"] or options["no_wait"]:
         return report_run(command, run, options, Exit.DONE) or partly
     return follow(command, run, options) or partly
@@ -346,16 +348,21 @@ def _preview(
         out(f"  guard: {guard_text(wanted.guard)}")
     if found.sendable and wanted.max_depth is not None:
         out(f"  depth limit: waits while a queue has more than {wanted.max_depth} ready")
-    begun = "Would requeue" if options["dry_run"] else "Requeues"
-    if found.total:
-        out(f"{begun} {found.sendable} of {plural(found.total, 'message')}.")
-    else:
-        out("No message matches, so there is nothing to requeue.")
-    if not found.total and (reasons := counts_beside(chosen, "reason")):
-        out(f"The rest of the filter matches messages with these reasons: {reasons}.")
+    for line in _total_lines(found, chosen, would=options["dry_run"] or not found.sendable):
+        out(line)
     if options["dry_run"] and found.total:
         command.line("To requeue exactly these within an hour, pass this instead of the options that chose them:")
         command.line(f"--selection {token_of(chosen)}{reason_for(chosen.count, options['reason'])}")
+
+
+def _total_lines(found: RequeueReport, chosen: Selection, *, would: bool) -> Iterator[str]:
+    """Yield how many of the messages a requeue would send, if it is not to begin, or why there are none."""
+    if found.total and would:
+        yield f"Would requeue {found.sendable} of {plural(found.total, 'message')}."
+    if not found.total:
+        yield "No message matches, so there is nothing to requeue."
+        if reasons := counts_beside(chosen, "reason"):
+            yield f"The rest of the filter matches messages with these reasons: {reasons}."
 
 
 def _finding_lines(one: RequeueFinding) -> Iterator[str]:

@@ -439,7 +439,7 @@ class TestRequeue:
             left, who, total = told.err.splitlines()
             assert left == f"  1 on hold, left out (--include on_hold sends it): PAY-3 (#{number})"
             assert re.fullmatch(rf"    PAY-3 \(#{number}\): On hold until .+, by {getuser()}: bank is closed", who)
-            assert total == "Requeues 0 of 1 message."
+            assert total == "Would requeue 0 of 1 message."
         parked("requeue", number, "--include", "on_hold", "--wait", "0")
 
         assert (depth(wired), again(one).state) == (1, State.REQUEUED)
@@ -502,17 +502,18 @@ class TestRequeue:
         assert depth(wired) == 0
 
     def test_many_messages_are_not_requeued_without_confirmation(self, wired: BlockingChannel) -> None:
-        record(), record()
+        record(), record(), record(succeeded_at=timezone.now())
         told = parked("requeue", "--all")
 
-        assert (told.code, "Requeue 2 messages? No terminal to confirm on. Pass --yes." in told.err) == (7, True)
-        assert depth(wired) == 0
+        assert (told.code, "Requeue 2 of 3 messages? No terminal to confirm on. Pass --yes." in told.err) == (7, True)
+        assert ("Requeues" in told.err, depth(wired)) == (False, 0)
 
     @pytest.mark.usefixtures("away")
     def test_without_a_broker_a_requeue_is_refused_unless_it_is_planned(self) -> None:
         one = record()
         told = parked("requeue", str(one.pk))
         assert (told.code, "--planned" in told.err, RequeueRun.objects.count()) == (3, True, 0)
+        assert "Requeues" not in told.err
 
         assert parked("requeue", str(one.pk), "--planned").code == 0
         assert RequeueRun.objects.get().state == RunState.PLANNED
