@@ -616,7 +616,7 @@ class TestRuns:
         assert (untested.code, RequeueRun.objects.get().state) == (2, "paused")
         assert untested.err == (
             "Nothing was resumed. The test message failed again. Nothing shows yet that the cause is "
-            "gone, and this would send 2 messages at 20 per second without a test. Add --canary to send one, and the "
+            "gone. This would send 2 messages at 20 per second without a test. Add --canary to send one, and the "
             "others after it was processed, or --reason to do so."
         )
         assert parked("list", "--failed-of-run", str(number)).lines[1][0] == ids[0]
