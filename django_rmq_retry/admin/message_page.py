@@ -32,10 +32,10 @@ from django_rmq_retry.admin.timeline import (
     with_reasons,
 )
 from django_rmq_retry.attempts.history import (
-    NO_FAILURE,
     attempts_of,
     count_attempts,
     failures_counted,
+    failures_from_first,
     first_failure,
     lost_attempts,
 )
@@ -391,7 +391,7 @@ def _neighbours(message: ParkedMessage) -> dict[str, Any]:
     newer = same.filter(parked_at__gt=OuterRef("parked_at")).order_by("parked_at", "pk").values("pk")[:1]
     older = same.filter(parked_at__lt=OuterRef("parked_at")).order_by("-parked_at", "-pk").values("pk")[:1]
     behind = blocked_by(message).values("waiting")[:1]
-    failures = attempts_of(message).exclude(verdict__in=NO_FAILURE).order_by("started_at")
+    failures = failures_from_first(message)
     asked = {
         "newer": newer,
         "older": older,

@@ -207,6 +207,17 @@ def failed_since(since: datetime, *, most: int) -> int:
     return int(ended.aggregate(n=Count("pk", filter=Q(ended__gte=since)))["n"])
 
 
+def failures_from_first(record: ParkedMessage) -> QuerySet[Attempt]:
+    """Return the stored attempts of a message that failed, the oldest first."""
+    return attempts_of(record).exclude(verdict__in=NO_FAILURE).order_by("started_at")
+
+
+def first_failed(record: ParkedMessage) -> datetime | None:
+    """Return when a message failed first, with a query of its own."""
+    began, seconds = failures_from_first(record).values_list("started_at", "seconds").first() or (None, None)
+    return first_failure(record, began, seconds)
+
+
 def first_failure(record: ParkedMessage, began: datetime | None, seconds: float | None) -> datetime | None:
     """Return when a message failed first, by its oldest stored failure and by what it reports itself.
 

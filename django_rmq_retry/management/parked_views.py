@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from shlex import quote
 from typing import Any
 
@@ -15,6 +16,7 @@ from django_rmq_retry.attempts.history import (
     count_attempts,
     failures_counted,
     failures_of,
+    first_failed,
     lost_attempts,
 )
 from django_rmq_retry.breakers import table
@@ -506,13 +508,14 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
     begun = begun_of(row, attempts)
     handled = handled_of(row, begun=len(begun))
     items = list(row.items.select_related("run").order_by("-pk"))
-    waiting, queue = waits_in(items), queue_of(row, items)
+    waiting, queue, failed = waits_in(items), queue_of(row, items), first_failed(row)
     stopped = table.stopped([queue], table.now()) if queue else []
     if options["json"]:
         entries = None if died is None else [_death(one) for one in died]
         command.document(
             "parked_show/1",
             message=as_data(row),
+            first_failed=utc(failed),
             detail=row.detail,
             headers=headers,
             deaths=entries,
@@ -534,7 +537,7 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
     told = [f"{'header':<16} {name}: {value}" for name, value in headers.items() if name != "x-death"]
     told += [f"{'begun and lost':<16} {in_words(begun)}"] if begun else []
     head = (*_head(row, counts.failed, handled), *(run.unsent_text for run in waiting), *stopped_lines(stopped))
-    for line in (*head, "", *_facts(row, links), *told, *_deaths_lines(died), *attempted):
+    for line in (*head, "", *_facts(row, failed, links), *told, *_deaths_lines(died), *attempted):
         command.line(line)
     known = attempts.count()
     if len(some) < known:
@@ -547,11 +550,14 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
     return Exit.DONE
 
 
-def _facts(row: ParkedMessage, links: Mapping[str, str]) -> Iterator[str]:
+def _facts(row: ParkedMessage, failed: datetime | None, links: Mapping[str, str]) -> Iterator[str]:
+    """Yield what is stored of a message; its first failure is that of all cycles and copies."""
     data = {name: local(getattr(row, name)) if name.endswith("_at") else value for name, value in as_data(row).items()}
+    data["failed_at"] = local(failed)
     for name, value in {**data, "group": f"{row.group_id} · {row.group}", "detail": row.detail, **links}.items():
         if value not in ("", None, [], ()):
-            yield f"{name:<16} {', '.join(value) if isinstance(value, list) else value}"
+            label = "first_failed" if name == "failed_at" else name
+            yield f"{label:<16} {', '.join(value) if isinstance(value, list) else value}"
 
 
 def _headers(row: ParkedMessage, *, reveal: bool) -> Iterator[tuple[str, str]]:

@@ -861,10 +861,14 @@ def test_a_message_without_an_id_that_the_broker_parked_failed_as_often_as_the_b
 
 def test_the_first_failure_is_that_of_the_timeline_if_the_message_reports_a_later_one(page: Client) -> None:
     at = timezone.now().replace(microsecond=0) - timedelta(hours=1)
-    one = made.message(attempts=1, failed_at=at + timedelta(seconds=1))
+    one = made.message(attempts=1, failed_at=at + timedelta(minutes=4))
     made.attempt(one, 1, at=at - timedelta(seconds=4), seconds=4.2)
+    told, data = run("rmq_parked", "show", str(one.pk)).out, run("rmq_parked", "show", str(one.pk), "--json").data
 
-    assert f"First failed {timezone.localtime(at):%Y-%m-%d %H:%M:%S}" in Page(page.get(address_of(one))).text
+    first = f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S}"
+    assert f"First failed {first}" in Page(page.get(address_of(one))).text
+    assert re.findall(r"^(\w*failed\w*) +(.+)$", told, re.MULTILINE) == [("first_failed", first)]
+    assert datetime.fromisoformat(data["first_failed"]) == at + timedelta(milliseconds=200)
 
 
 def test_the_group_of_a_message_on_hold_counts_as_on_its_own_page(page: Client) -> None:
