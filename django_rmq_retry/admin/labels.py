@@ -10,8 +10,8 @@ from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import label_for_field
 from django.db.models import Model
+from django.template.defaultfilters import floatformat
 from django.utils.dateparse import parse_datetime
-from django.utils.formats import number_format
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
@@ -82,10 +82,8 @@ def action_reason(action: OperatorAction) -> str:
     A change of the rate is followed by what it was and is.
     """
     asked = action.action == Action.ASK and action.details.get("act") == GatedAct.DISCARD
-    if action.action == Action.CHANGE_RATE:
-        rates = [action.details.get(name) for name in ("before", "after")]
-        known = [number_format(one["rate"], 0) for one in rates if isinstance(one, Mapping) and "rate" in one]
-        return " · ".join(filter(None, (action.reason, " → ".join(known))))
+    if action.rates:
+        return " · ".join(filter(None, (action.reason, " → ".join(floatformat(rate, -1) for rate in action.rates))))
     return resolution_text(action.reason) if action.action == Action.DISCARD or asked else action.reason
 
 

@@ -180,6 +180,12 @@ class OperatorAction(models.Model):
         return f"{name}: {self._act.label}" if self._act else name
 
     @property
+    def rates(self) -> list[float]:
+        """What a change of a run's rate changed it from, and to."""
+        known = [self.inside(name).get("rate") for name in ("before", "after")]
+        return [rate for rate in known if isinstance(rate, (int, float))] if self.action == Action.CHANGE_RATE else []
+
+    @property
     def withdraws(self) -> bool:
         """True if whoever asked for an act ended the request."""
         return self.action == Action.REJECT and self.details.get("asked_by") == self.actor_name

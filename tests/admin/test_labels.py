@@ -50,9 +50,9 @@ def test_the_reason_of_a_discard_shows_the_label_of_its_category() -> None:
 
 
 def test_the_reason_of_a_changed_rate_names_both_rates() -> None:
-    facts = {"before": {"rate": 80.0}, "after": {"rate": 160.0}}
+    facts = {"before": {"rate": 80.0}, "after": {"rate": 0.5}}
     changed = OperatorAction(action=Action.CHANGE_RATE, facts=facts)
-    assert labels.action_reason(changed) == "80 → 160"
+    assert labels.action_reason(changed) == "80 → 0.5"
     assert labels.action_reason(OperatorAction(action=Action.CHANGE_RATE, facts={}, reason="slow bank")) == "slow bank"
 
 

@@ -12,10 +12,12 @@ from django.utils import timezone
 from django_rmq_retry.models import OperatorAction, ParkedMessage
 from django_rmq_retry.parked.audit import audit_head, verify
 from django_rmq_retry.parked.operators import LABEL, PERMISSIONS, refusal
+from django_rmq_retry.parked.queue_pauses import pause_queue, resume_queue
 from django_rmq_retry.parked.retention import delete_resolved
+from django_rmq_retry.parked.run_steering import change_rate
 from django_rmq_retry.parked.selection import Selection
 from tests.commands.running import run
-from tests.operators.made import ANN, BOB, discard_messages, record, requeue_run
+from tests.operators.made import ANN, BOB, QUEUE, discard_messages, pause_run, record, requeue_run
 
 pytestmark = pytest.mark.django_db
 
@@ -37,6 +39,23 @@ def test_actions_are_listed_with_the_latest_first() -> None:
     ]
     assert [one["by"] for one in run("rmq_audit", "list", "--by", "ann", "--json").data["items"]] == ["ann"]
     assert run("rmq_audit", "list", "--message", "99999").code == 6
+
+
+@pytest.mark.usefixtures("charge")
+def test_what_was_done_to_a_queue_or_a_run_and_to_its_rate_is_plain() -> None:
+    made = requeue_run([record().pk, record().pk], ANN, reason="INC-553")
+    change_rate(made.pk, ANN, rate=2.5, reason="slow bank")
+    pause_run(made)
+    pause_queue(QUEUE, ANN, reason="bank is closed")
+    resume_queue(QUEUE, BOB)
+    told = run("rmq_audit", "list")
+
+    assert [[row[3], *row[5:]] for row in told.lines[1:5]] == [
+        ["resume", f"Resume queue: {QUEUE}", ""],
+        ["pause", f"Pause queue: {QUEUE}", "bank is closed"],
+        ["pause", f"run {made.pk}", ""],
+        ["slow", f"run {made.pk}", "slow bank · 20 → 2.5"],
+    ]
 
 
 def test_actions_are_found_by_parts_of_reasons_and_of_names_as_in_the_admin() -> None:

@@ -151,7 +151,11 @@ def _data(one: OperatorAction) -> dict[str, object]:
 def _cells(one: OperatorAction, left_out: str, *, terminal: bool) -> tuple[object, ...]:
     who = f"{one.who} ({one.behalf})" if one.behalf else one.who
     places = [f"{name} {getattr(one, name)}" for name in NUMBER_OPTIONS if getattr(one, name) is not None]
-    finding = f"{finding_of(one)}:" if finding_of(one) else ""
-    subject = " ".join(filter(None, [finding, *places, one.subject, left_out and f"({left_out} was left out)"]))
+    name = one.get_action_display()
+    # A queue is paused and resumed as a run is.
+    about = finding_of(one) or ("" if name == dict(Action.choices).get(one.action, one.action) else name)
+    told = (about and f"{about}:", *places, one.subject, left_out and f"({left_out} was left out)")
     count = "-" if one.messages is None else one.messages
-    return one.number, clock(one.at, terminal=terminal), who, one.action, count, subject, one.reason
+    reason = " · ".join(filter(None, (one.reason, " → ".join(f"{rate:g}" for rate in one.rates))))
+    subject = " ".join(filter(None, told))
+    return one.number, clock(one.at, terminal=terminal), who, one.action, count, subject, reason
