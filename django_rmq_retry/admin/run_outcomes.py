@@ -28,11 +28,12 @@ from django_rmq_retry.parked.outcome_texts import MOST_DECISIONS, decisions_on, 
 
 MOST_ITEMS = 50
 MOST_ERRORS = 10
+MOST_QUEUES = 3
 MOST_LOOKED_UP = 5000
 SHOWN = ("business_key", "message_id", "content", "error", "error_text", "reason", "detail")
 """The columns of a message that the page of a run needs; the project's rules may read any."""
-FAILED_BY = {"of": "error", "why": "reason", "now": "state"}
-"""The columns of a message that tell of a failed item why it failed, and where it is."""
+FAILED_BY = {"of": "error", "why": "reason", "now": "state", "queue": "queue"}
+"""The columns of a message that tell of a failed item why it failed, where it is, and where it had been."""
 UNSURE = {ItemState.UNCONFIRMED: "unconfirmed_of_run", ItemState.SENT: "waiting_of_run"}
 """The filter that lists the messages of each of these states."""
 NOT_PROCESSED = (ItemState.SENT, ItemState.UNCONFIRMED, ItemState.FAILED)
@@ -72,6 +73,8 @@ class Alike:
     since: Since | None = None
     runs: Sequence[RequeueRun] = ()
     """The other runs that were about to send them, or had sent them."""
+    queues: Sequence[tuple[str, int]] = ()
+    """Of failures the queues in which their messages had been, each with how many; the most first."""
 
     @property
     def more(self) -> bool:
@@ -132,16 +135,23 @@ def failures(request: HttpRequest, run: RequeueRun) -> Failures:
     columns = {name: _of_message(column, run.failed) for name, column in FAILED_BY.items()}
     doubts = Count("pk", filter=Q(redelivered=True, handled=0))
     kinds = failed.order_by().annotate(**columns).values_list(*columns).annotate(count=Count("pk"), doubts=doubts)
-    errors, now, doubtful = Counter[tuple[str, str]](), Counter[State](), 0
-    for error, reason, state, count, doubted in kinds:
+    errors, now, doubtful = defaultdict[tuple[str, str], Counter[str]](Counter), Counter[State](), 0
+    for error, reason, state, queue, count, doubted in kinds:
         # What has no error, as a message whose worker died, was parked for a reason.
-        errors[error, "" if error else reason] += count
+        errors[error, "" if error else reason][queue] += count
         now[State(state)] += count
         doubtful += doubted if state == State.PARKED else 0
     first = _first(request, failed)
+    largest = sorted(errors.items(), key=lambda one: -one[1].total())[:MOST_ERRORS]
     shown = [
-        Alike(error, error or reason_text(reason), count, [one for one in first if _failed_by(one, error, reason)])
-        for (error, reason), count in errors.most_common(MOST_ERRORS)
+        Alike(
+            error,
+            error or reason_text(reason),
+            counts.total(),
+            [one for one in first if _failed_by(one, error, reason)],
+            queues=counts.most_common(MOST_QUEUES),
+        )
+        for (error, reason), counts in largest
     ]
     since = _since(f"failed_of_run={run.pk}", now, _later_runs(run, failed, run.failed))
     return Failures(errors=shown, since=since, doubtful=doubtful)

@@ -204,6 +204,9 @@ class Source(Protocol):
     def resume(self, queue: str, *, prefetch: int | None = None) -> None:
         """Consume this queue again with this prefetch at most; None means the prefetch of its line."""
 
+    def untouched(self, queue: str) -> object:
+        """Return a mark that each delivery of a queue changes; None if one is unacked, or if it is not consumed."""
+
     def let_go(self, queue: str) -> bool:
         """Return True if a paused queue has no channel here: none of it is unacked, and the broker has all its acks."""
         ...

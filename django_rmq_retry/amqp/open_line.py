@@ -68,6 +68,8 @@ class OpenLine:
         self.name = name or ("" if line.temporary else line.queue)
         """The queue's name on the broker."""
         self.in_flight = 0
+        self.arrivals = 0
+        """The deliveries so far."""
         # The broker has no more than these unsettled.
         self.last_acks: deque[tuple[Any, ...]] = deque(maxlen=0 if line.auto_ack else line.prefetch)
         self.since = 0.0
@@ -263,6 +265,7 @@ class OpenLine:
         if self._quiet and not self._take_late(number):
             return
         self.in_flight += 1
+        self.arrivals += 1
         if self.line.ordered:
             self.since = time.monotonic()
         self._arrived(

@@ -103,6 +103,11 @@ class PikaSource:
         line = self._lines.get(queue)
         return line is not None and line.in_flight > 0
 
+    def untouched(self, queue: str) -> object:
+        line = self._lines.get(queue)
+        quiet = line is not None and line.ready and not line.in_flight
+        return (line, line.arrivals) if line is not None and quiet else None
+
     def let_go(self, queue: str) -> bool:
         closed = queue in self._pauses and queue not in self._lines
         return closed and all(line.line.queue != queue for line in self._acking.copy())

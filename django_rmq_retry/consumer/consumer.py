@@ -18,7 +18,7 @@ from django_rmq_retry.consumer.batches import Gatherer, Gathering, batches_of
 from django_rmq_retry.consumer.deadlines import SlowHandlers
 from django_rmq_retry.consumer.hung import HungHandlers
 from django_rmq_retry.consumer.last_acks import AckedMessage, LastAcks
-from django_rmq_retry.consumer.lines import QueuePauses, consumed_lines, consumed_queues
+from django_rmq_retry.consumer.lines import IdleQueues, QueuePauses, consumed_lines, consumed_queues
 from django_rmq_retry.consumer.quota import Quota
 from django_rmq_retry.consumer.sequencer import Sequencer
 from django_rmq_retry.consumer.workers import Pool, TwoPools, Workers
@@ -137,6 +137,7 @@ class Consumer:
         self.unread: Callable[[], bool] = lambda: False
         """Returns True until the pauses of the queues were read once: none of them is consumed before."""
         able = lambda: self.online and not self._over  # noqa: E731
+        self.idle = IdleQueues(work_queues, source)
         self.pauses = QueuePauses(work_queues, source, self._workers, self._sequencer, able=able)
 
     def run(self) -> int:

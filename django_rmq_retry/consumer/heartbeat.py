@@ -72,6 +72,7 @@ class Heartbeat(Recurring):
 
     def turn(self) -> float:
         now = time.monotonic()
+        self._consumer.idle.look(now)
         news = not self._failures and (self._written != self._status(now) or self._lacks_one(now))
         if now >= self._due or news:
             self._due = now + BEAT_SECONDS
@@ -141,6 +142,10 @@ class Heartbeat(Recurring):
             "lost_at": None if lost is None else database_clock.stored(now.timestamp() - passed + lost),
             "stopping": status[1],
             "waiting": self._consumer.waiting,
+            "idle": {
+                queue: database_clock.stored(now.timestamp() - passed + at).isoformat()
+                for queue, at in self._consumer.idle.at.items()
+            },
             "in_flight": self._entries(in_flight, now.timestamp() - passed),
             "unlisted": max(0, len(in_flight) - MOST_IN_FLIGHT),
             "late": _late(in_flight, passed),

@@ -9,6 +9,9 @@ from django_rmq_retry.handlers.layout import dead_letters_to_parked, temporary
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.messages.message import Delivery
 
+LOOKS_APART = 0.5
+"""The least seconds between two looks: what the broker has arrives long before."""
+
 
 class TakesBack(Protocol):
     """The messages that wait for a worker."""
@@ -68,6 +71,27 @@ class QueuePauses:
     def let_go(self, queue: str) -> bool:
         """True if a queue is paused, and this process has nothing of it any more."""
         return all(map(self._source.let_go, self._consumed.get(queue, ())))
+
+
+class IdleQueues:
+    """When this process last had nothing of a queue, while it was consumed: nothing waited at the broker either."""
+
+    def __init__(self, work_queues: Sequence[WorkQueue], source: Source) -> None:
+        self._source = source
+        self._consumed = {work_queue.queue.name: consumed_queues(work_queue) for work_queue in work_queues}
+        self._marks: dict[str, list[object]] = {}
+        self._looked = 0.0
+        self.at: dict[str, float] = {}
+        """The monotonic time by queue."""
+
+    def look(self, now: float) -> None:
+        """Look at all queues; between two messages of a busy queue one look would show nothing."""
+        if now - self._looked < LOOKS_APART:
+            return
+        marks = {queue: list(map(self._source.untouched, names)) for queue, names in self._consumed.items()}
+        idle = (queue for queue, mark in marks.items() if None not in mark and mark == self._marks.get(queue))
+        self.at.update(dict.fromkeys(idle, now))
+        self._marks, self._looked = marks, now
 
 
 def returned_as_copies(work_queues: Sequence[WorkQueue]) -> frozenset[str]:

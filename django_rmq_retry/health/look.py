@@ -37,7 +37,14 @@ from django_rmq_retry.health.problems import (
     with_waiting,
     without_need,
 )
-from django_rmq_retry.health.processes import late_handlers, lost_since, read_since, unreplaced, with_cut_off
+from django_rmq_retry.health.processes import (
+    late_handlers,
+    lost_since,
+    read_since,
+    unreplaced,
+    with_cut_off,
+    without_passed,
+)
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import QueueControl, RunWait
 from django_rmq_retry.models.boxes import PendingRows
@@ -121,7 +128,8 @@ class Health:
         unread = {work_queue(problem.subject) for problem in each}
         holding = {work_queue(problem.subject) for problem in each if problem.count}
         holding |= {control.queue for control in known.stopped}
-        given = with_cut_off(known.given_again, known.processes, known.at, unread, holding=holding)
+        given = without_passed(known.given_again, levels)
+        given = with_cut_off(given, known.processes, known.at, unread, holding=holding)
         return tuple(in_survey(replace(known, given_again=given), self.limits, levels))
 
     @cached_property

@@ -44,6 +44,7 @@ from django_rmq_retry.health.processes import (
     readers,
     with_cut_off,
     with_those_cut_off,
+    without_passed,
 )
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import QueueControl
@@ -360,7 +361,8 @@ class ProcessList:
         holding = {work_queue(problem.subject) for problem in unconsumed if problem.count}
         holding |= {control.queue for control in stopped}
         again_given = given_again(known, now, read=readers(rows, now))
-        given = with_cut_off(again_given, rows, now, unread, holding=holding)
+        waiting = without_passed(again_given, seen.levels if seen.current else ())
+        given = with_cut_off(waiting, rows, now, unread, holding=holding)
         found += in_given_again(given, rows, now, seen.levels, stopped)
         found += in_stopped(stopped, now, queues_read(rows, now), given, seen.levels)
         checked_ones = {(one.queue, one.message_id) for one in again if one.mark in marks}

@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry import database_clock
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.attempts.since_then import Later, attempts_with, later
 from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.conf import settings
@@ -23,7 +24,7 @@ from django_rmq_retry.health.process_place import has_ended, machine, own_host
 from django_rmq_retry.models import ConsumerProcess, ParkedMessage, State
 from django_rmq_retry.models.controls import IS_GONE, has_vanished
 from django_rmq_retry.parked.checked import mark
-from django_rmq_retry.topology.declarations import work_queue
+from django_rmq_retry.topology.declarations import Role, work_queue
 from django_rmq_retry.wording import listed, number
 
 LOOP_DEATHS, LOOP_SPAN = 3, timedelta(minutes=30)
@@ -39,6 +40,10 @@ TAKEN_OVER_AFTER = timedelta(minutes=10)
 MAY_GO_ON_FOR = timedelta(hours=1)
 """The time for which a process that nobody has seen to end is told of while others got its messages: it may be frozen,
 with its host, and go on."""
+RETURNED_WITHIN = timedelta(minutes=5)
+"""The time after its last heartbeat in which the broker gives back what a process had that nobody has seen to end."""
+TWO_LOOKS = timedelta(seconds=2)
+"""The time in which a consumer sees by two looks that a queue is empty."""
 KEPT_EMPTY, KEPT = MAY_GO_ON_FOR, timedelta(days=1)
 """The ages at which the row of a vanished process is deleted: without messages in flight, and with some."""
 MOST_SURVEYED_PROCESSES = 1000
@@ -613,6 +618,8 @@ class GivenAgain:
 
     Those of the process that was lost last come first: what an earlier one had is rather over.
     """
+    passed: frozenset[str] = frozenset()
+    """Those of them that wait in quarantine or nowhere: each consumer of the queue had nothing of it since."""
 
     @property
     def count(self) -> int:
@@ -635,6 +642,21 @@ def left_by_the_lost(
     gone = _with_unreported(gone)
     frozen = [_as_told(one) for one in gone if one.overtaken]
     return frozen, given_again(gone, now, read=readers(rows, now))
+
+
+def without_passed(given: Mapping[str, GivenAgain], levels: Sequence[Level]) -> Mapping[str, GivenAgain]:
+    """Return the same without what can only wait in quarantine, where that is empty: it was done before, or since."""
+    return {
+        queue: replace(one, waiting=tuple(name for name in one.waiting if name not in one.passed))
+        if one.passed and _quarantine_is_empty(queue, levels)
+        else one
+        for queue, one in given.items()
+    }
+
+
+def _quarantine_is_empty(queue: str, levels: Sequence[Level]) -> bool:
+    own = [level for level in levels if work_queue(level.queue) == queue]
+    return bool(own) and all(level.ready == 0 for level in own if level.role is Role.QUARANTINE)
 
 
 def with_cut_off(
@@ -679,26 +701,37 @@ def given_again(found: Sequence[Process], now: datetime, *, read: Collection[str
     lost = [one for one in found if one.vanished]
     told = {place for one in lost if one.overtaken for place in (*map(_place_of, one.reported), *one.unreported)}
     once = handlers_that_repeat_nothing()
-    again, waiting = defaultdict[str, list[InFlight]](list), defaultdict[str, list[str]](list)
+    again, waiting = defaultdict[str, list[InFlight]](list), defaultdict[str, dict[str, bool]](dict)
     for each in (each for one in found if one.heard for each in one.in_flight):
         if (each.begun_by or each.perhaps_begun) and _place_of(each) not in told:
             again[work_queue(each.queue)].append(each)
+    idle = _idle_since(found, {work_queue(each.queue) for one in lost for each in one.in_flight})
     for one in sorted(lost, key=lambda one: one.row.beat_at, reverse=True):
         for each in sorted(one.in_flight, key=lambda each: each.name):
             queue = work_queue(each.queue)
             late = queue in read and one.unheard > MAY_GO_ON_FOR
             if not (late or each.auto_ack or each.handler in once) and each.waits_since(one.row.beat_at):
-                waiting[queue].append(each.name)
+                returned = (one.row.ended_at or one.row.beat_at + RETURNED_WITHIN) + TWO_LOOKS
+                passed = queue in idle and idle[queue] > returned
+                waiting[queue][each.name] = passed and waiting[queue].get(each.name, True)
     for known in again.values():
         known.sort(key=lambda each: each.since or now)
     return {
         queue: GivenAgain(
             begun=tuple(dict.fromkeys(each.name for each in again[queue] if each.begun_by)),
             perhaps=tuple(dict.fromkeys(each.name for each in again[queue] if each.perhaps_begun)),
-            waiting=tuple(dict.fromkeys(waiting[queue])),
+            waiting=tuple(waiting[queue]),
+            passed=frozenset(name for name, passed in waiting[queue].items() if passed),
         )
         for queue in dict.fromkeys((*again, *waiting))
     }
+
+
+def _idle_since(found: Iterable[Process], queues: Iterable[str]) -> dict[str, datetime]:
+    """Return since when, at the latest, each process that reads one of these queues has had nothing of it once."""
+    rows = [one.row for one in found if not one.vanished]
+    times = {queue: [row.idle_in(queue) for row in rows if reads(row, queue)] for queue in queues}
+    return {queue: min(filter(None, some)) for queue, some in times.items() if some and None not in some}
 
 
 def _lines(rows: Iterable[ConsumerProcess], now: datetime) -> list[list[ConsumerProcess]]:

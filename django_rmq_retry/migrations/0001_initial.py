@@ -145,6 +145,7 @@ class Migration(migrations.Migration):
                 ("stopping", models.BooleanField(default=False, verbose_name="stopping")),
                 ("queues", models.JSONField(default=list, verbose_name="queues")),
                 ("let_go", models.JSONField(blank=True, editable=False, null=True)),
+                ("idle", models.JSONField(blank=True, editable=False, null=True)),
                 ("threads", models.PositiveIntegerField(default=0, verbose_name="threads")),
                 ("waiting", models.PositiveIntegerField(default=0, verbose_name="waiting for a thread")),
                 ("in_flight", models.JSONField(default=list, verbose_name="in flight")),

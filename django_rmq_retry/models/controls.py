@@ -164,6 +164,8 @@ class ConsumerProcess(models.Model):
 
     It writes that it takes some again before it does.
     """
+    idle = models.JSONField(null=True, blank=True, editable=False)
+    """By queue the time at which it last had nothing of it while it consumed it: nothing waited there either."""
     threads = models.PositiveIntegerField(_("threads"), default=0)
     waiting = models.PositiveIntegerField(_("waiting for a thread"), default=0)
     """Messages that have arrived and wait for a thread."""
@@ -227,6 +229,11 @@ class ConsumerProcess(models.Model):
         """
         soon = self.ended_at is not None and self.ended_at - self.beat_at <= LET_GO_KNOWN_FOR
         return soon and queue in (self.let_go or ())
+
+    def idle_in(self, queue: str) -> datetime | None:
+        """Return when it last had nothing of a queue that it consumed; None if it always had, or does not tell."""
+        known = (self.idle or {}).get(queue)
+        return datetime.fromisoformat(known) if known else None
 
     def ran(self, now: datetime) -> timedelta:
         """Return for how long it has run, as far as its heartbeats tell."""

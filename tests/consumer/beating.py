@@ -10,7 +10,15 @@ from django_rmq_retry.consumer.heartbeat import Heartbeat
 
 def running(**known: object) -> Any:
     """What a heartbeat reads of a consumer."""
-    nothing = {"in_flight": [], "why": "", "online": True, "waiting": 0, "fault": "", "gave_back": False}
+    nothing = {
+        "idle": SimpleNamespace(look=lambda _now: None, at={}),
+        "in_flight": [],
+        "why": "",
+        "online": True,
+        "waiting": 0,
+        "fault": "",
+        "gave_back": False,
+    }
     return SimpleNamespace(**{**nothing, **dict.fromkeys(("stuck_since", "lost_since", "closing_since")), **known})
 
 

@@ -25,6 +25,7 @@ class Tap:
         self.settled: list[Settled] = []
         self.returned: list[bytes] = []
         self.words: list[str] = []
+        self.untouched_marks: dict[str, object] = {}
         self.receiver: Any = None
 
     def start(self, lines: Sequence[Line], receiver: object) -> None:
@@ -41,6 +42,9 @@ class Tap:
 
     def resume(self, queue: str, *, prefetch: int | None = None) -> None:
         self.words.append(f"resume {queue} {prefetch}")
+
+    def untouched(self, queue: str) -> object:
+        return self.untouched_marks.get(queue)
 
     def let_go(self, queue: str) -> bool:
         return f"pause {queue}" in self.words

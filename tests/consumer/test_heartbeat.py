@@ -115,6 +115,24 @@ def test_a_message_in_flight_is_in_the_row_until_its_handler_ends(bank: Bank) ->
     assert rows() == []
 
 
+def idle(one: ConsumerProcess, queue: str) -> datetime:
+    return one.idle_in(queue) or one.started_at
+
+
+def test_a_row_tells_when_its_consumer_last_had_nothing_of_a_queue(bank: Bank) -> None:
+    """What another one had begun there does not wait any more: nobody has to pause the queue for it."""
+    with bank.consuming("--threads", "2", "payments", "rates") as consumer:
+        row(lambda one: one.idle_in("payments") and one.idle_in("rates"))
+        bank.publish("payments", PAYMENT)
+        begun = in_flight()
+        later = row(lambda one: one.beat_at > begun.beat_at and idle(one, "rates") > begun.beat_at)
+        # The clocks are read apart.
+        assert abs(idle(later, "payments") - idle(begun, "payments")) < timedelta(seconds=0.3)
+        (bank.folder / "go").touch()
+        row(lambda one: idle(one, "payments") > idle(later, "payments") + timedelta(seconds=1))
+        assert consumer.stopped() == 0
+
+
 @pytest.mark.django_db(transaction=True)
 def test_one_that_could_not_finish_was_heard_of_last_when_it_gave_its_messages_back() -> None:
     """Another one had begun a payment again a moment before the last heartbeat: nothing said so, and then twice."""

@@ -231,6 +231,25 @@ def test_what_ended_between_the_last_heartbeat_and_the_kill_is_not_told_once_the
 
 
 @pytest.mark.parametrize(
+    ("idle", "kept", "said"),
+    [((20,), 0, False), ((20, 30), 0, False), ((20, None), 0, True), ((20, 90), 0, True), ((20,), 1, True)],
+    ids=["idle since", "both", "one was not", "one only before", "something is in quarantine"],
+)
+def test_what_ended_before_the_kill_is_not_told_again_with_each_later_message(
+    idle: tuple[int | None, ...], kept: int, *, said: bool
+) -> None:
+    """Payments that were paid and acknowledged a moment before a kill came back for an hour, whenever others waited."""
+    lost(in_flight=[made.in_flight(seconds=70)])
+    for ago in idle:
+        at = {} if ago is None else {"payments.main": (timezone.now() - timedelta(seconds=ago)).isoformat()}
+        made.consumer(idle=at, waiting=3)
+    levels = (level(ready=5), Level(queue="payments.main.quarantine", role=Role.QUARANTINE, ready=kept, consumers=1))
+    health = Health(survey=survey(), limits=Limits(), gauged=Gauged(levels=levels, api_set=True))
+
+    assert [one.text for one in health.problems if one.code is Code.GIVEN_AGAIN] == [WAITS] * said
+
+
+@pytest.mark.parametrize(
     "changed",
     [
         {"published": timedelta()},
