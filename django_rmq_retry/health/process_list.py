@@ -427,7 +427,7 @@ class ProcessList:
         folds = [
             ("run", running, MANY_RUN, _("%(count)d processes run"), _at_work),
             ("empty", empty_handed, FOLDED_FROM, none_in_flight, _last_heard),
-            ("replaced", replaced, FOLDED_FROM, _("%(count)d ended or vanished, and were replaced"), _became),
+            ("replaced", replaced, FOLDED_FROM, _("%(count)d ended or vanished; others read their queues"), _became),
             ("over", over, 1, of_over, _became),
         ]
         briefly = len(running) >= MANY_RUN

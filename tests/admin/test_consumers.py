@@ -491,9 +491,9 @@ def test_processes_that_vanished_with_nothing_or_were_replaced_are_one_fold_each
     assert "processes vanished with" not in text
     told = "4 processes vanished; none had reported a message in flight · a:4711, b:4711, c:4711, d:4711"
     assert f"{told}, last heartbeat 6 min ago" in folded
-    told = "3 ended or vanished, and were replaced · g:4711, h:4711, i:4711, last heartbeat 10 min ago · "
+    told = "3 ended or vanished; others read their queues · g:4711, h:4711, i:4711, last heartbeat 10 min ago · "
     assert f"{told}outcome of 3 messages unknown" in folded
-    order = ["x:4711", "4 processes vanished", "a:4711 ✕ vanished", "3 ended or vanished, and", "g:4711 ↻ replaced"]
+    order = ["x:4711", "4 processes vanished", "a:4711 ✕ vanished", "3 ended or vanished; others", "g:4711 ↻ replaced"]
     assert sorted(order, key=folded.index) == order
     assert re.findall(rb'<details data-rmq-fold="\w+"><summary>(\d)', answer.content) == [b"4", b"3"]
     assert "3 processes are alive · 7 ended or vanished" in folded
