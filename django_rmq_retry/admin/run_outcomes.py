@@ -149,7 +149,7 @@ def failures(request: HttpRequest, run: RequeueRun) -> Failures:
             error or reason_text(reason),
             counts.total(),
             [one for one in first if _failed_by(one, error, reason)],
-            queues=counts.most_common(MOST_QUEUES),
+            queues=sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:MOST_QUEUES],
         )
         for (error, reason), counts in largest
     ]

@@ -76,6 +76,7 @@ KEPT: Mapping[str, str] = {
     **dict.fromkeys(("ParkedMessage.reason", "Attempt.reason"), CODE),
     **dict.fromkeys(("identity", "sha256", "copy", "fingerprint", "seal", "salt", "digest", "previous"), DIGEST),
     "traceparent": "too short for a name; it is emptied",
+    "ConsumerProcess.idle": "names of queues, and times",
     "RequeueRun.outages": "times",
     "RequeueRun.silences": "times",
     "RequeueRun.guard_pauses": "times, and numbers of messages",
