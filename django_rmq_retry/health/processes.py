@@ -558,14 +558,14 @@ def _reads_all(read: Collection[str], row: ConsumerProcess) -> bool:
 
 
 def _last_long_life(lives: Sequence[timedelta]) -> int:
-    """Return the place after the last life that was clearly longer than most; 0 if there is none.
+    """Return the place after the last life that was clearly longer than most of the latest; 0 if there is none.
 
     Its death may begin a loop; what ended those before it, such as an operator, was something else.
     """
     # Mostly none is long, and a loop may have hundreds of lives, for each of which this is asked.
     if max(lives, default=LIVED) <= min(LOOP_OVER_AFTER, LIVED):
         return 0
-    usual = median_high(lives)
+    usual = median_high(lives[-LOOP_DEATHS:])
     least = LOOP_OVER_AFTER if usual > KILLS_AT_ONCE else LIVED
     long = max(least, usual * LOOP_OVER_BY)
     return max((place for place, life in enumerate(lives, 1) if life > long), default=0)

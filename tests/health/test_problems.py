@@ -879,6 +879,14 @@ def test_one_that_dies_every_quarter_of_an_hour_is_told_of_between_its_deaths_to
     assert [told_of_loops(rows, minutes) for minutes in (0, 5, 12)] == [[("ERROR", 3, rows[0].beat_at)]] * 3
 
 
+def test_kills_of_minutes_before_are_no_part_of_a_loop_that_begins() -> None:
+    """ "12 since 01:11" and "3 since 01:21" stood on two pages: three had been killed for other reasons before."""
+    killed = ((30, 10), (9.9, 6), (5.9, 2))
+    first = (1.95, 1.9), (1.85, 1.8)
+
+    assert told_of_loops(line(*killed, *first, last=1.75), 0) == [("ERROR", 3, ago(minutes=2))]
+
+
 def test_two_that_died_of_one_message_are_counted_together_after_one_of_them_lives_on() -> None:
     """Six had died; then one service seemed over, and three had."""
     rows = [*line((90, 5), (4.9, 4), (3.9, 3), last=2.9), *line((90, 5.1), (4.8, 3.8), (3.7, 2.7), last=1)]
