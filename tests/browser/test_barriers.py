@@ -40,7 +40,7 @@ CUT = """[...document.querySelectorAll('.results')].some((one) => one.scrollWidt
 BUTTONS = """[...document.querySelectorAll('main :is(button, a.rmq-button, summary.rmq-button)')]
   .filter((one) => one.checkVisibility() && !one.matches('.visually-hidden')).map((one) => one.textContent.trim())"""
 NARROW = """document.querySelector('#content').offsetWidth < 0.95 * document.documentElement.clientWidth"""
-BROKEN = """[...document.querySelectorAll(`.rmq-processes :is(thead th, time, .rmq-number, .rmq-badge),
+BROKEN = """[...document.querySelectorAll(`.rmq-bar label, .rmq-processes :is(thead th, time, .rmq-number, .rmq-badge),
   .model-operatoraction #result_list :is(thead th, .field-when, .field-who, .field-action_name),
   .model-operatoraction #result_list :is(.field-why, .field-place)`)]
   .flatMap((one) => {
@@ -53,7 +53,7 @@ BROKEN = """[...document.querySelectorAll(`.rmq-processes :is(thead th, time, .r
       }
     return found;
   })"""
-"""Words in narrow columns that stand on two lines; a user's name that is an address may."""
+"""Words in labels and narrow columns that stand on two lines; a user's name that is an address may."""
 FIRST = """:is(.rmq-main, .rmq-danger, #rmq-actions :is(a, button, input), #rmq-ticked button, .rmq-needs a,
   #changelist-form .actions :is(select, button))"""
 ACTS = "(first) => [...document.querySelectorAll(first)].some((one) => one.checkVisibility() && !one.disabled)"
@@ -349,6 +349,18 @@ def test_on_a_phone_a_message_takes_three_lines_and_its_buttons_one(sit: Sit) ->
     assert buttons[0] < 2 * LINE
     assert (hidden, unfolded) == (True, True)
     assert lead.page.get_by_text("Discard…").first.is_visible()
+
+
+def test_on_a_phone_no_word_of_a_label_is_broken(sit: Sit) -> None:
+    """It was "Reas|on (require|d)" above the queues."""
+    broken = {}
+    for language in ("en", "de"):
+        lead = sit(width=390, language=language)
+        for name in ("queues", "groups", "blocked keys"):
+            lead.go(PAGES[name])
+            broken[language, name] = lead.page.evaluate(BROKEN)
+
+    assert {where: words for where, words in broken.items() if words} == {}
 
 
 @pytest.mark.nightly
