@@ -148,7 +148,7 @@ class ErrorGroupAdmin(Pages):
                 for card in cards
             ],
             tells=not (refusal(request, "view") or operators.has_own_rules(request.user)),
-            acts=self._acts(request),
+            acts=self._acts(request) if any(_ready(card.group) for card in cards) else [],
             opens_requests=not refusal(request, "view_request"),
             page=page,
             summary=summary,

@@ -382,6 +382,49 @@ def test_an_empty_group_list_states_that_nothing_is_parked(page: Client) -> None
     assert "✓ Nothing is parked." in Page(page.get(GROUPS)).text
 
 
+def test_a_list_of_groups_says_how_many_it_has_and_how_many_of_all_have_parked_messages(page: Client) -> None:
+    """Five groups stood above "0 groups · 0 messages parked"."""
+    made.group(title="Resolved")
+    resolved = Page(page.get(GROUPS, {"show": "all"})).text
+    made.message(made.group(title="Beta", muted=True))
+    muted, every = Page(page.get(GROUPS, {"show": "muted"})).text, Page(page.get(GROUPS, {"show": "all"})).text
+    made.message(made.group(title="Alpha"))
+    parked, found = Page(page.get(GROUPS)).text, Page(page.get(GROUPS, {"q": "alph"})).text
+    ErrorGroup.objects.update(muted=False)
+
+    assert "1 group listed · Nothing is parked." in resolved
+    assert "0 messages" not in resolved
+    assert "1 group listed · 1 of all groups has parked messages · 1 message parked" in muted
+    assert "2 groups listed · 1 of all groups has parked messages · 1 message parked" in every
+    assert "1 group listed · 2 of all groups have parked messages · 2 messages parked" in parked
+    assert "1 group listed · 2 of all groups have parked messages · 2 messages parked" in found
+    assert "2 groups · 2 messages parked" in Page(page.get(GROUPS)).text
+
+
+@pytest.mark.parametrize("fragment", ["", "&fragment=1"], ids=["the page", "its live part"])
+def test_a_list_of_groups_offers_nothing_for_the_ticked_unless_one_can_be_ticked(page: Client, fragment: str) -> None:
+    """What comes while the page is open is listed with boxes: their buttons come with them."""
+    cause = made.group()
+    calm = page.get(f"{GROUPS}?show=all{fragment}")
+    made.message(cause, state=State.ON_HOLD)
+    held = page.get(f"{GROUPS}?show=all{fragment}")
+    made.message(cause)
+    ready = Page(page.get(f"{GROUPS}?show=all{fragment}"))
+
+    assert ["the ticked" in Page(one).text for one in (calm, held)] == [False, False]
+    assert ["rmq-ticked" in one.content.decode() for one in (calm, held)] == [False, False]
+    assert "Requeue the ticked…" in ready.text
+    assert ("form", "rmq-ticked") in {(tag, given.get("id")) for tag, given in ready.tags}
+
+
+def test_the_page_of_a_group_of_which_nothing_is_parked_says_so_once(page: Client) -> None:
+    """It stood below "Affected message types", too."""
+    text = Page(page.get(f"{GROUPS}{made.group().pk}/change/")).text
+
+    assert "Affected message types" not in text
+    assert text.count("Nothing is parked.") == 1
+
+
 def test_the_audit_log_shows_all_actions_or_only_those_of_the_user() -> None:
     clerk = made.person("clerk", "view_operatoraction")
     logged(
