@@ -218,12 +218,13 @@ class OperatorActionAdmin(Pages):
 
     @admin.display(description=gettext_lazy("Subject"))
     def about(self, action: Any) -> SafeString | str:
-        subject = self._subject(action, action.unmatched)
-        if not action.left_out:
-            return subject
-        return format_html(
-            "{} · {}", subject, _("%(key)s was left out") % {"key": visible(short(action.left_out, LONGEST_KEY))}
-        )
+        told: list[SafeString | str] = [self._subject(action, action.unmatched)]
+        if count := action.more_left_out:
+            text = ngettext("%(counter)s more left out by a check", "%(counter)s more left out by a check", count)
+            told.append(counted(text, counter=count))
+        if action.left_out:
+            told.append(_("%(key)s was left out") % {"key": visible(short(action.left_out, LONGEST_KEY))})
+        return format_html_join(" · ", "{}", ((one,) for one in told))
 
     def _subject(self, action: OperatorAction, unmatched: int) -> SafeString | str:
         """Return the action's object with the run, if it has both; of a check also what was in doubt."""

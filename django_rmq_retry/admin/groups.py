@@ -426,7 +426,7 @@ def _with_runs(request: HttpRequest, group: ErrorGroup, numbers: Collection[int]
     known = activity(request, acts_in(group.pk, runs) | Q(number__in=numbers))
     for act, _why in known["activity"]:
         here = runs.get(act.run) if act.action == Action.REQUEUE else act.groups.get(group.pk)
-        act.here = here if here != act.count else None
+        act.here = here if here != act.count + act.more_left_out else None
     return known
 
 

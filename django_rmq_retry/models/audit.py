@@ -166,6 +166,12 @@ class OperatorAction(models.Model):
         """The operator; of an approved act, also who approved it."""
         return both_names(self.actor_name, self.details.get("approved_by"))
 
+    @property
+    def more_left_out(self) -> int:
+        """How many messages its checks left out, which its count does not have."""
+        found = self.details.get("left_out")
+        return found if isinstance(found, int) else 0
+
     def inside(self, *names: str) -> Mapping[str, Any]:
         """Follow these names into the facts; empty if they lead nowhere, or to something else in a row of others."""
         found: object = self.facts

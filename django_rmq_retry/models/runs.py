@@ -341,11 +341,6 @@ class RequeueRun(models.Model):
         return not (self.unsent or self.listing)
 
     @property
-    def settled(self) -> int:
-        """The number of messages that were sent, to which a run that has finished adds those that it left out."""
-        return self.total - self.unsent if self.state == RunState.FINISHED else self.sent
-
-    @property
     def guarded_outcomes(self) -> tuple[int, int]:
         """The number of outcomes that the guard counts, and how many of them failed again."""
         failed = max(self.failed - self.spared_failed, 0)

@@ -188,7 +188,7 @@ class TestSeveralGroups:
         assert told == [[both.pk, None], [one.pk, both.pk]]
         assert [[act["run"] for act in acts] for acts in audited] == told
         assert [act.run for act in searched] == told[1]
-        # It has sent no others, and its action says of how many.
+        # It has chosen no others, and its action says of how many.
         assert f"Last action: Requeue · Requeue run {one.pk} · bob ·" in Page(pages[1]).text
 
     @pytest.mark.database

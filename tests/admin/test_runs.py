@@ -97,7 +97,7 @@ def test_the_run_page_explains_its_guard(page: Client, fields: dict[str, Any], s
     assert said in shown(page, run_of(**fields))
 
 
-@pytest.mark.parametrize("state", ["stopped", "running", "paused"])
+@pytest.mark.parametrize("state", ["stopped", "running", "paused", "waiting"])
 def test_the_bar_of_a_run_shows_what_was_sent_as_the_text_beside_it(page: Client, state: str) -> None:
     """It was 82 % full at "26 of 220 sent" of a paused run, and 12 % once that was stopped."""
     run = run_of(state=state, sent=3, unconfirmed=1, skipped=5)
@@ -526,11 +526,31 @@ def test_a_run_that_has_sent_all_says_not_that_its_page_sends(page: Client) -> N
         assert ("This page sends" in text, "send from this page" in text) == (False, False)
 
 
-def test_the_bar_of_a_run_that_left_some_out_is_full_when_it_has_ended(page: Client) -> None:
-    run = run_of(state=RunState.FINISHED, started_at=timezone.now(), total=1958, sent=1951, skipped=7)
-    answer = page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/")
+def test_the_act_that_began_a_run_says_how_many_more_its_checks_left_out(page: Client) -> None:
+    """A run of 83 messages stood in the activity, and in the audit log, with 80."""
+    cause = made.group()
+    for reason in ("retries_exhausted", "retries_exhausted", "permanent"):
+        made.message(cause, reason=reason)
+    run = requeue_run(Selection.of_filter({"group": cause.pk, "state": ["parked"]}), ANN)
+    text = shown(page, run)
+    addresses = (f"/admin/rmq_retry/errorgroup/{cause.pk}/change/", "/admin/rmq_retry/operatoraction/")
+    pages = [Page(page.get(address)).text for address in addresses]
+    told = "(1 more left out by a check)"
 
-    assert '<progress max="1958" value="1958"' in answer.content.decode()
+    assert "3 messages = ✓ 0 processed" in text
+    assert f"{told} Messages 2" in text
+    assert f"Requeue run {run.pk} {told} Messages 2" in pages[0]
+    assert f"Requeue run {run.pk} · 1 more left out by a check Messages 2" in pages[1]
+
+
+def test_a_run_that_has_finished_has_no_bar(page: Client) -> None:
+    """It was full beside "32 of 83 sent", and without those that were left out it would look unfinished for good."""
+    run = run_of(state=RunState.FINISHED, total=83, sent=32, processed=6, failed=26, skipped=51)
+    answer = page.get(f"{RUNS}{run.pk}/change/")
+
+    assert "<progress" not in answer.content.decode()
+    assert "32 of 83 sent" in Page(answer).text
+    assert "= ✓ 6 processed" in Page(answer).text
 
 
 def test_the_list_of_runs_says_why_a_run_stands(page: Client) -> None:
