@@ -905,6 +905,7 @@ def _stopped(control: QueueControl, now: datetime, *, ready: int, read: bool, be
             "cause": cause,
             "waiting": waiting_text(ready),
             "probe": " ".join(filter(None, (state_of(control).next_probe(now.timestamp(), read=read), begun))),
+            "begun": begun,
         }
         return Problem(code=Code.BREAKER_OPEN, subject=control.queue, since=control.opened_at, values=values)
     by = " " + _("by %(name)s") % {"name": control.by} if control.by else ""
@@ -922,6 +923,7 @@ def _stopped(control: QueueControl, now: datetime, *, ready: int, read: bool, be
             "by": f"{by}{reason}",
             "ends": " ".join(filter(None, (ends, begun))),
             "once": "once you know that, " if begun else "",
+            "begun": begun,
             "most": span(PAUSED_TOO_LONG),
         },
     )

@@ -355,6 +355,16 @@ def test_the_index_tells_of_consumers_by_the_look_of_live_status(page: Client, m
     assert told == [[False] * 3, [True] * 3, [False] * 3]
 
 
+def test_the_index_tells_what_may_have_been_done_in_a_paused_queue(page: Client) -> None:
+    """ "Queue payments.main is paused" was all: its four payments were paid, and waited to be paid again."""
+    ended = timezone.now() - timedelta(seconds=20)
+    made.consumer(seconds=25, ended_at=ended, in_flight=[made.in_flight(seconds=60)])
+    QueueControl.objects.create(queue="payments.main", since=timezone.now(), paused=True)
+
+    for address in (ADMIN, "/admin/"):
+        assert "and may have been done: PAY-1. Find that out before the queue resumes." in Page(page.get(address)).text
+
+
 def test_an_index_waits_less_than_a_second_for_a_broker_that_hangs(
     page: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
