@@ -37,12 +37,12 @@ from django_rmq_retry.parked.edited_keys import others_with
 from django_rmq_retry.parked.findings import changed
 from django_rmq_retry.parked.four_eyes import EDITS, UnreadableWish, Wish
 from django_rmq_retry.parked.gated_acts import ACTS
-from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.operators import Actor, NotAllowed, Refused
 from django_rmq_retry.parked.outcome_texts import became_of, edited_by, outcome_of, standing
 from django_rmq_retry.parked.overdue import discardable
 from django_rmq_retry.parked.requeue_options import RequeueOptions
 from django_rmq_retry.parked.selection import MOST_IDS, Selection, group_numbers, number_in
+from django_rmq_retry.parked.under_way import under_way
 from django_rmq_retry.wording import minute, number
 
 MOST_DECIDED = 50

@@ -55,11 +55,12 @@ from django_rmq_retry.parked.groups import (
     still_failing,
     with_held,
 )
-from django_rmq_retry.parked.items import left_behind, under_way
+from django_rmq_retry.parked.items import left_behind
 from django_rmq_retry.parked.links import group_links
 from django_rmq_retry.parked.may_have_run import with_perhaps_handled
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import number_in
+from django_rmq_retry.parked.under_way import under_way
 from django_rmq_retry.parked.unsent_edits import edited_unsent
 from django_rmq_retry.wording import counted
 
@@ -177,7 +178,7 @@ class ErrorGroupAdmin(Pages):
         queues = len({origin.queue for origin, _count in origins})
         cells = labels.cells_in_group(types=len(types), queues=queues, marked=any(map(labels.marks, seen)))
         moving = under_way(parked)
-        run = moving[-1][0] if moving else None
+        run = moving[-1].run if moving else None
         buttons, menu = self._page_buttons(request, group, run)
         # A request for messages of several groups names none of them.
         acts = newest_acts([one.pk for one in seen], CHANGED.keys())

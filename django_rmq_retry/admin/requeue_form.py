@@ -28,7 +28,7 @@ from django_rmq_retry.admin.queues import StoppedBadge, StoppedQueues
 from django_rmq_retry.admin.requests import AskedFor, asked_for
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.models import ErrorGroup, ItemReason, ParkedMessage, RequeueRun, RunState
+from django_rmq_retry.models import ErrorGroup, ItemReason, ParkedMessage
 from django_rmq_retry.parked import awaited, operators
 from django_rmq_retry.parked.database import records_alias
 from django_rmq_retry.parked.findings import (
@@ -41,7 +41,7 @@ from django_rmq_retry.parked.findings import (
 )
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.groups import grows, parked_lately, settled_at
-from django_rmq_retry.parked.items import left_behind, under_way
+from django_rmq_retry.parked.items import left_behind
 from django_rmq_retry.parked.key_text import text_of_keys
 from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
 from django_rmq_retry.parked.other_handlers import handlers_of_queues
@@ -50,6 +50,7 @@ from django_rmq_retry.parked.requeue import TYPED_FROM, start
 from django_rmq_retry.parked.requeue_options import DEFAULT_RATE, NO_TARGETS, STOP_AT, RequeueOptions, checked_target
 from django_rmq_retry.parked.selection import EXCEPT, Selection
 from django_rmq_retry.parked.twins import Twins, each
+from django_rmq_retry.parked.under_way import UnderWay, paused_too, under_way
 from django_rmq_retry.wording import counted
 
 TAKEN_BY_NOBODY = {"unhandled", "untaken"}
@@ -177,7 +178,7 @@ def _page_values(
     # Who requeues all of a group has chosen on its card not to test one first, but without what a check has left out.
     all_at_once = selection.group is not None and not any(finding.overruled for finding in found.findings)
     tests_first = form.options.canary or bool(growing["growing"]) or not all_at_once
-    runs = _under_way(selection, found)
+    runs = under_way(selection.queryset(), counted=found.under_way)
     asked = asked_for(request, selection.queryset())
     leads = _next_page(pages, request, selection, found, runs) or _awaited(pages, request, found, asked)
     twins = _beside(request, selection, found, oldest)
@@ -185,7 +186,7 @@ def _page_values(
         "title": _title_of(seen[0], found) if seen else _title(found, found.total + by_keys),
         "leads": leads,
         "main": "" if leads else _main(found, look, tests_first=tests_first),
-        "paused_too": sum(count for run, count in runs if run.state == RunState.PAUSED),
+        "paused_too": paused_too(runs) if found.sendable else "",
         "selection": selection,
         "chosen": labels.selection_text(selection.facts(), causes=False),
         "causes": [(group.pk, names[group.pk], count) for group, count in groups],
@@ -241,18 +242,6 @@ def still_failing(selection: Selection, found: RequeueReport) -> dict[str, Any]:
     return _growing(_groups(selection, found))
 
 
-def _under_way(selection: Selection, found: RequeueReport) -> list[tuple[RequeueRun, int]]:
-    """Return the active runs that are to send some of the messages; what one sends now is counted as in the finding.
-
-    The run goes on between two queries, and one page must not have two numbers.
-    """
-    runs = under_way(selection.queryset())
-    sending = [run for run, _count in runs if run.state != RunState.PAUSED]
-    if len(sending) != 1 or not found.under_way:
-        return runs
-    return [(run, found.under_way if run in sending else count) for run, count in runs]
-
-
 def _growing(groups: Sequence[tuple[ErrorGroup, int]]) -> dict[str, Any]:
     """Return the new failures in those of the groups that grow, and since when: what is sent may fail too."""
     lately = parked_lately([group.pk for group, _count in groups], buckets=1)
@@ -287,13 +276,13 @@ def _next_page(
     request: HttpRequest,
     selection: Selection,
     found: RequeueReport,
-    runs: Sequence[tuple[RequeueRun, int]],
+    runs: Sequence[UnderWay],
 ) -> list[Button]:
     """Return the main button if the next step is on another page: at a run that has them, or at the end of a hold.
 
     Of two runs that have a message the first one sends it, so two operators who both start one don't know whose it was.
     """
-    open_runs = [run for run, _count in runs if run.state == RunState.PAUSED or found.only_reason == "under_way"]
+    open_runs = [one.run for one in runs if one.paused or found.only_reason == "under_way"]
     if open_runs:
         return pages.button_of_run(request, open_runs[-1])
     if found.only_reason != "on_hold" or refusal(request, "unhold", count=found.total):

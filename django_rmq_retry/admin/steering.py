@@ -13,8 +13,9 @@ from django_rmq_retry.admin.requeue_form import typed_number
 from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState
 from django_rmq_retry.models.runs import HELD, STOOD_STILL
 from django_rmq_retry.parked import requeue_options, run_steering
-from django_rmq_retry.parked.items import changed_in, pending, under_way
+from django_rmq_retry.parked.items import changed_in, pending
 from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.under_way import under_way
 from django_rmq_retry.parked.unsent_edits import edited_in
 from django_rmq_retry.wording import counted
 
@@ -143,7 +144,7 @@ def _ask(pages: Pages, request: HttpRequest, run: RequeueRun, action: str, wrong
         effect=_effect(run, action, run.unsent - changed),
         warning=STOOD_STILL.get(run.wait, run.get_wait_display()) if action == RESUME and _unproven(run) else "",
         works=run_steering.shown_to_work(run),
-        under_way=[(one, count) for one, count in under_way(mine) if one.pk != run.pk] if sends else [],
+        under_way=[one for one in under_way(mine) if one.run.pk != run.pk] if sends else [],
         edited=_edited(edited),
         left_out=_changed(changed - edited),
         reason_needed=bool(_lacks_reason(run, action, "")),

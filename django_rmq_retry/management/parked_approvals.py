@@ -25,6 +25,7 @@ from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outcome_texts import became_of
 from django_rmq_retry.parked.released import Released, released_by
 from django_rmq_retry.parked.selection import MOST_IDS, Selection
+from django_rmq_retry.parked.under_way import under_way
 
 
 def add_arguments(add: Callable[..., CommandParser]) -> None:
@@ -123,8 +124,14 @@ def _found(number: int) -> tuple[ApprovalRequest, Wish]:
     return request, Wish.of(request)
 
 
+def _say_runs(command: RmqCommand, wish: Wish) -> None:
+    for one in under_way(wish.selection.queryset()):
+        command.say(f"  {one}")
+
+
 def _of_discard(command: RmqCommand, wish: Wish) -> None:
     report_keys(command, wish.selection)
+    _say_runs(command, wish)
     found = gated_acts.DISCARD.preview(wish)
     for one in found.findings:
         command.say(f"  {one.sentence}, left out")
@@ -144,6 +151,7 @@ def _of_outbox(command: RmqCommand, wish: Wish) -> None:
 
 def _of_requeue(command: RmqCommand, wish: Wish) -> None:
     report_keys(command, wish.selection)
+    _say_runs(command, wish)
     found = gated_acts.REQUEUE.preview(wish)
     for one in found.findings:
         command.say(f"  {one.count} {one.name.replace('_', ' ')}, {'left out' if one.left_out else 'sent'}")

@@ -64,6 +64,7 @@ from django_rmq_retry.parked.run_steps import RunSteps
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.transfer import early_lines, run_lines
 from django_rmq_retry.parked.twins import Twins, each, twins_of_sent
+from django_rmq_retry.parked.under_way import paused_too, under_way
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.recurring import thread_name
 from django_rmq_retry.wording import listed, span
@@ -315,7 +316,7 @@ def run_data(run: RequeueRun, stopped: Sequence[QueueState], *, not_sent: int) -
 def _preview(
     command: RmqCommand, found: RequeueReport, chosen: Selection, wanted: RequeueOptions, options: Options
 ) -> None:
-    twins = twins_of_sent(chosen, found)
+    twins, runs = twins_of_sent(chosen, found), under_way(chosen.queryset(), counted=found.under_way)
     if options["json"] and options["dry_run"]:
         names = {"name": "name", "count": "count", "left_out": "left_out", "why": "explanation", "examples": "examples"}
         names |= {"detail": "detail"}
@@ -327,6 +328,7 @@ def _preview(
             findings=findings,
             queues=dict(found.queues),
             released=found.released.messages,
+            runs=[{"id": one.run.pk, "by": one.run.by, "state": one.run.state, "count": one.unsent} for one in runs],
             elsewhere=[place_data(one) for one in each(twins)],
             rate=wanted.rate,
             max_depth=wanted.max_depth,
@@ -336,7 +338,9 @@ def _preview(
         )
         return
     out = command.line if options["dry_run"] else command.say
-    for line in (*chain.from_iterable(map(_finding_lines, found.findings)), *_warning_of(twins)):
+    told = chain.from_iterable(map(_finding_lines, found.findings))
+    also = [*map(str, runs), paused_too(runs) if found.sendable else ""]
+    for line in (*told, *(f"! {one}" for one in also if one), *_warning_of(twins)):
         out(line)
     if found.released.messages:
         out(f"  {found.released.sentence}")

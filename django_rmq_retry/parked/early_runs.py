@@ -18,6 +18,7 @@ from django_rmq_retry.parked.key_lists import list_filter, mark_kept, store
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Refused, lacks_reason
 from django_rmq_retry.parked.requeue_options import DEFAULT_OPTIONS, RequeueOptions
 from django_rmq_retry.parked.selection import EXCEPT
+from django_rmq_retry.parked.under_way import UnderWay
 
 MOST_NAMED = 50
 """The most keys without a waiting retry that a run names."""
@@ -105,10 +106,10 @@ def _insert_run(run: RequeueRun, actor: Actor, wanted: RetryFilter) -> RequeueRu
     return run
 
 
-def under_way(queue: str, wanted: RetryFilter) -> list[tuple[RequeueRun, int]]:
+def under_way(queue: str, wanted: RetryFilter) -> list[UnderWay]:
     """Return the runs that are to send some of these waiting retries, each with their number."""
-    counted = [(run, min(still_to_send(run, wanted), run.unsent)) for run in _sending(queue).order_by("pk")]
-    return [(run, count) for run, count in counted if count]
+    counted = [UnderWay(run, min(still_to_send(run, wanted), run.unsent)) for run in _sending(queue).order_by("pk")]
+    return [one for one in counted if one.unsent]
 
 
 def leave_out_due() -> None:

@@ -33,7 +33,6 @@ from django_rmq_retry.parked.database import locked_run, records_alias, transact
 from django_rmq_retry.parked.held_up import held_up
 from django_rmq_retry.parked.lease import run_of_driver
 from django_rmq_retry.parked.overdue import OUTCOME_LIMIT
-from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.statements import with_one_of
 from django_rmq_retry.wording import number
 
@@ -85,25 +84,6 @@ def _with_unsent(run: RequeueRun, groups: Iterable[int]) -> list[int]:
     # A column and no condition: a database that joins reads all messages of the groups.
     first = found.annotate(first=Subquery(waiting.order_by("parked_at").values("pk")[:1]))
     return [group.pk for group in first if group.first is not None]
-
-
-def under_way(rows: QuerySet[ParkedMessage]) -> list[tuple[RequeueRun, int]]:
-    """Return the active runs that have not sent some of these messages, each with their number."""
-    active = RequeueRun.objects.using(records_alias()).filter(state__in=ACTIVE).order_by("pk")
-    counted = [(run, _still_to_send(run, rows.order_by())) for run in active]
-    return [(run, count) for run, count in counted if count]
-
-
-def _still_to_send(run: RequeueRun, rows: QuerySet[ParkedMessage]) -> int:
-    """Return how many of these messages an active run has not sent; a few are read by their numbers, without a join."""
-    if run.listing:
-        # It has no items for its rest yet.
-        return rows.filter(pk__in=Selection.of_facts(run.selection).queryset().order_by().values("pk")).count()
-    items = RequeueItem.objects.using(records_alias()).filter(run=run, state__in=STILL_TO_SEND)
-    numbers = list(items.values_list("message_id", flat=True)[: MOST_UNSENT_COUNTED + 1])
-    if len(numbers) > MOST_UNSENT_COUNTED:
-        return rows.filter(pk__in=items.values("message")).count()
-    return sum(some.count() for some in with_one_of(rows, "pk", numbers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

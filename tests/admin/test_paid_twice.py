@@ -23,7 +23,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import reason_text
-from django_rmq_retry.parked import findings, items, key_lists
+from django_rmq_retry.parked import findings, key_lists, under_way
 from django_rmq_retry.parked.actions import discard, hold, restore
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.run_steering import resume_run
@@ -369,7 +369,7 @@ class TestASecondRun:
     def test_over_the_same_messages_is_named_by_group_card_and_preview(
         self, page: Client, run: RequeueRun, most: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("django_rmq_retry.parked.items.MOST_UNSENT_COUNTED", most)
+        monkeypatch.setattr("django_rmq_retry.parked.under_way.MOST_UNSENT_COUNTED", most)
         told = f"Requeue run {run.pk} by ann is to send 2 of these."
         pages = [previewed(page, group=self.group(run)), page.get(f"{ADMIN}errorgroup/{self.group(run)}/change/")]
         cards = Page(page.get(f"{ADMIN}errorgroup/"))
@@ -435,11 +435,11 @@ class TestASecondRun:
     def test_has_one_number_on_a_page_although_it_sends_meanwhile(
         self, page: Client, run: RequeueRun, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        counted = items.under_way
+        known = under_way.under_way
 
-        def sent_since(rows: Any) -> Any:
+        def sent_since(rows: Any, **counted: Any) -> Any:
             RequeueItem.objects.filter(pk=run.items.all()[0].pk).update(state="sent")
-            return counted(rows)
+            return known(rows, **counted)
 
         monkeypatch.setattr(requeue_form, "under_way", sent_since)
         said = Page(previewed(page, group=self.group(run))).text

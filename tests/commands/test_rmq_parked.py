@@ -354,6 +354,25 @@ class TestRequeue:
         assert (again(one).state, again(later).state) == (State.REQUEUED, State.PARKED)
         assert done.code == 5
 
+    @pytest.mark.usefixtures("away")
+    def test_it_names_the_other_runs_that_have_the_messages_as_the_preview_of_the_admin_does(self) -> None:
+        """A colleague's paused run had 50 of them, and nothing said so: whose run sent them nobody could tell."""
+        rows = [record() for _ in range(3)]
+        made = requeue_run([row.pk for row in rows[:2]], ANN)
+        sending = parked("requeue", "--all", "--dry-run")
+        pause_run(made)
+        paused, data = parked("requeue", "--all", "--dry-run"), parked("requeue", "--all", "--dry-run", "--json").data
+        begun = parked("requeue", "--all")
+
+        both = "the run that comes first sends them, the other leaves them out"
+        told = [
+            f"! Requeue run {made.pk} by ann is paused with 2 of these.",
+            f"! 2 of them are in a paused requeue run, too: {both}",
+        ]
+        assert f"! Requeue run {made.pk} by ann is to send 2 of these." in sending.out
+        assert paused.out.splitlines()[:2] == begun.err.splitlines()[:2] == told
+        assert data["runs"] == [{"id": made.pk, "by": "ann", "state": "paused", "count": 2}]
+
     def test_it_names_what_is_handled_anyway_with_a_key_of_what_it_sends(self, wired: BlockingChannel) -> None:
         """The preview of a payment that waited for its retry under the same key was all well, and it was paid twice."""
         one, _other = record(key="PAY-99001"), record(key="PAY-99002")

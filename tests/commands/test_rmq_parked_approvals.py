@@ -14,11 +14,12 @@ from django_rmq_retry.breakers.table import states
 from django_rmq_retry.management import accounts
 from django_rmq_retry.models import ApprovalRequest, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.parked import approvals, operators
+from django_rmq_retry.parked.four_eyes import Wish
 from django_rmq_retry.parked.operators import Actor, NotAllowed
 from tests.admin.made import person
 from tests.admin.stopped import trip
 from tests.commands.running import Exit, Ran, Terminal, run
-from tests.operators.made import QUEUE, again, record
+from tests.operators.made import ANN, QUEUE, again, record, requeue_run
 from tests.operators.second_person import MAY, actor_of, needing_second_person
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("charge")]
@@ -100,6 +101,16 @@ def test_a_command_asks_and_another_account_approves(name: str, monkeypatch: pyt
     assert f"{ME}, approved by bob" in acts
     assert run("rmq_parked", "approvals").code == Exit.NOTHING
     assert run("rmq_parked", "approvals", "--decided").lines[1][1].partition(":")[0] == "done"
+
+
+@pytest.mark.parametrize("name", ["discard", "requeue"])
+def test_the_run_that_has_the_messages_is_named_before_they_are_discarded_or_requeued(name: str) -> None:
+    asked(name)
+    request = ApprovalRequest.objects.get()
+    made = requeue_run(list(Wish.of(request).selection.revisions)[:1], ANN, include=["discard_asked"])
+    shown = run("rmq_parked", "approve", str(request.pk), "--user", "bob", "--dry-run")
+
+    assert f"  Requeue run {made.pk} by ann is to send 1 of these.\n" in shown.err
 
 
 @pytest.mark.usefixtures("bob", "typed")
