@@ -207,8 +207,11 @@ class Source(Protocol):
     def untouched(self, queue: str) -> object:
         """Return a mark that each delivery of a queue changes; None if one is unacked, or if it is not consumed."""
 
-    def let_go(self, queue: str) -> bool:
-        """Return True if a paused queue has no channel here: none of it is unacked, and the broker has all its acks."""
+    def unsettled(self, queue: str) -> int | None:
+        """Return how many messages of a paused queue were unacked here when the broker last had all acks sent before.
+
+        It has taken none since. None if that is not known.
+        """
         ...
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:

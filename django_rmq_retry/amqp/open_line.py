@@ -86,6 +86,10 @@ class OpenLine:
         self._quiet = False
         self.retired = False
         """True once the line is given up: deliveries in flight are settled here, and none gets another attempt."""
+        self.unsettled: int | None = None
+        """The deliveries in flight of a line given up when the broker last had all settlements sent before."""
+        self._counted = -1
+        """Those in flight when that was asked for the last time."""
         self._pending: list[OnProcessed] = []
         """The callbacks that the next answer of the broker ends."""
         self._next: list[OnProcessed] = []
@@ -172,6 +176,17 @@ class OpenLine:
         """Accept no more deliveries, because this line is given up; a new one may replace it."""
         self.retired = True
         self.quiesce()
+
+    def count_unsettled(self) -> None:
+        """Count what is in flight of a line given up, once the broker has all settlements sent until now."""
+        if not self.quiet or self._counted == self.in_flight:
+            return
+        self._counted = count = self.in_flight
+
+        def processed(known: bool) -> None:  # noqa: FBT001 - the answer
+            self.unsettled = count if known else self.unsettled
+
+        self.when_processed(processed)
 
     @property
     def quiet(self) -> bool:

@@ -20,6 +20,8 @@ class PausedLine(SettledLine, Protocol):
 
     def retire(self) -> None: ...
 
+    def count_unsettled(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -99,6 +101,8 @@ class Pauses(Generic[AnyLine]):
         for line in self._retired:
             if line.in_flight <= 0 and line.quiet:
                 line.close()
+            else:
+                line.count_unsettled()
         self._retired = [line for line in self._retired if line.open]
         if self._retired and self._later is not None:
             self._later(SETTLED_LOOK_SECONDS, self.close_settled)

@@ -108,9 +108,12 @@ class PikaSource:
         quiet = line is not None and line.ready and not line.in_flight
         return (line, line.arrivals) if line is not None and quiet else None
 
-    def let_go(self, queue: str) -> bool:
-        closed = queue in self._pauses and queue not in self._lines
-        return closed and all(line.line.queue != queue for line in self._acking.copy())
+    def unsettled(self, queue: str) -> int | None:
+        if queue not in self._pauses or queue in self._lines:
+            return None
+        counts = [line.unsettled for line in self._acking.copy() if line.line.queue == queue]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
 
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None:
         self._wanted, self._receiver = {line.queue: line for line in lines}, receiver

@@ -86,7 +86,7 @@ class BreakerGate:
         """True if a store that does not answer is worth a warning."""
         self.control: PauseControl = NoPauseControl()
         self.let_go: LetGoStore | None = None
-        """Where this process tells of which stopped queues it has nothing; None without records."""
+        """Where this process tells what it has left of stopped queues; None without records."""
         self.changed = threading.Event()
         """Set if ``turn`` has something to do at once."""
         self.first_read = threading.Event()

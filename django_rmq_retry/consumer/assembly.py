@@ -104,7 +104,7 @@ def consumer(
         at_once = sum(made.sizes)
         facts: dict[str, Any] = {"name": name, "number": number, "package": __version__, "threads": at_once}
         heartbeat = Heartbeat(made, **facts, queues=made.pauses.queues)
-        breaker_gate.let_go = LetGo(name, has_none=made.pauses.let_go)
+        breaker_gate.let_go = LetGo(name, left_of=made.pauses.left_of)
     halts = Halts(
         lambda: events.halts,
         name,

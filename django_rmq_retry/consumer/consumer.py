@@ -138,7 +138,9 @@ class Consumer:
         """Returns True until the pauses of the queues were read once: none of them is consumed before."""
         able = lambda: self.online and not self._over  # noqa: E731
         self.idle = IdleQueues(work_queues, source)
-        self.pauses = QueuePauses(work_queues, source, self._workers, self._sequencer, able=able)
+        self.pauses = QueuePauses(
+            work_queues, source, self._workers, self._sequencer, able=able, in_flight=lambda: self.in_flight
+        )
 
     def run(self) -> int:
         """Consume until stop() is called, a limit is reached or the consumer cannot continue."""

@@ -1,13 +1,15 @@
 """The lines through which a work queue is consumed, and their pauses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from django_rmq_retry.amqp.contracts import Line, Source
+from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.consumer.sequencer import Sequencer
 from django_rmq_retry.handlers.layout import dead_letters_to_parked, temporary
 from django_rmq_retry.handlers.subscription import WorkQueue
-from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.message import Delivery, message_id
+from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 
 LOOKS_APART = 0.5
 """The least seconds between two looks: what the broker has arrives long before."""
@@ -32,12 +34,14 @@ class QueuePauses:
         sequencer: Sequencer,
         *,
         able: Callable[[], bool] = lambda: True,
+        in_flight: Callable[[], Sequence[AttemptState]] = tuple,
     ) -> None:
         self._source = source
         self._workers = workers
         self._sequencer = sequencer
         self.able = able
         """True if messages can arrive: the broker is connected and the consumer is not stopping."""
+        self._in_flight = in_flight
         in_order = {work_queue.queue.name for work_queue in work_queues if work_queue.keyed or work_queue.ordered}
         self._returned_as_copies = returned_as_copies(work_queues)
         # Messages with ack="auto" cannot return to the broker, which has dropped them already: they are handled here.
@@ -68,9 +72,18 @@ class QueuePauses:
         """Resume a queue with one message at a time, as a probe; messages in quarantine stay in their queue."""
         self._source.resume(queue, prefetch=1)
 
-    def let_go(self, queue: str) -> bool:
-        """True if a queue is paused, and this process has nothing of it any more."""
-        return all(map(self._source.let_go, self._consumed.get(queue, ())))
+    def left_of(self, queue: str) -> Collection[str] | None:
+        """Return the ids of all messages that this process has left of a paused queue, if each is in its handler.
+
+        None if it may have others, or one without an id.
+        """
+        names = self._consumed.get(queue, ())
+        unsettled = [self._source.unsettled(name) for name in names]
+        # Read after them: of what ends meanwhile they count more.
+        begun = [state.arrival for state in self._in_flight() if state.arrival.queue in names]
+        known = [number for number in unsettled if number is not None]
+        ids = {short(message_id(arrival) or "", COLUMN_BYTES) for arrival in begun}
+        return None if "" in ids or len(known) < len(names) or sum(known) != len(begun) else ids
 
 
 class IdleQueues:

@@ -143,10 +143,13 @@ def _largest_batch(process: ConsumerProcess) -> int:
 
 
 def _had_before(lost: ConsumerProcess, attempt: Attempt) -> bool:
-    return may_have_had(lost, attempt.queue, published=attempt.published_at, begun=attempt.started_at)
+    place = attempt.queue, attempt.message_id
+    return may_have_had(lost, *place, published=attempt.published_at, begun=attempt.started_at)
 
 
-def may_have_had(lost: ConsumerProcess, queue: str, *, published: datetime | None, begun: datetime) -> bool:
+def may_have_had(
+    lost: ConsumerProcess, queue: str, message_id: str, *, published: datetime | None, begun: datetime
+) -> bool:
     """Return True if a lost consumer may have had a message of a queue before another one began it.
 
     What was published after it had ended it never had; one whose end is not known may only miss its database. Its end
@@ -155,7 +158,10 @@ def may_have_had(lost: ConsumerProcess, queue: str, *, published: datetime | Non
     ended = lost.ended_at
     after = ended is not None and max(ended, lost.beat_at + SILENT_AFTER + CLOCKS_DIFFER)
     after_its_end = bool(published and after and published > after)
-    return lost.beat_at < begun and not after_its_end and queue in queues_in_hand(lost)
+    if lost.beat_at >= begun or after_its_end or not reads(lost, queue):
+        return False
+    left = lost.left_of(queue)
+    return left is None or message_id in left
 
 
 def _had_begun(living: ConsumerProcess, attempt: Attempt) -> bool:
@@ -217,7 +223,7 @@ def handlers_that_repeat_nothing() -> list[str]:
 
 def queues_in_hand(lost: ConsumerProcess) -> set[str]:
     """Return the work queues of which it may have had messages when it ended."""
-    return {queue for queue in map(work_queue, lost.queues) if not lost.had_none_of(queue)}
+    return {queue for queue in map(work_queue, lost.queues) if lost.left_of(queue) != []}
 
 
 def reads(process: ConsumerProcess, queue: str) -> bool:

@@ -36,6 +36,13 @@ class Span(NamedTuple):
     until: datetime
 
 
+class Left(NamedTuple):
+    """All that such a process had of a stopped queue, by ids: messages that it had begun."""
+
+    ids: Sequence[str]
+    span: Span
+
+
 class InHand(NamedTuple):
     """A message in the handler of a process, which another one may have handled since."""
 
@@ -46,10 +53,12 @@ class InHand(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldUnsettled:
-    """What such processes had: of a lost one any messages of its queues from its last heartbeat to its end, and of
-    each what it had in a handler. What was handled before a process was lost it had given back, or handled itself."""
+    """What such processes had: of a lost one any messages of its queues from its last heartbeat to its end, but of a
+    stopped queue those that it had not given back, and of each what it had in a handler. What was handled before a
+    process was lost it had given back, or handled itself."""
 
     lost: Mapping[str, Sequence[Span]]
+    left: Mapping[str, Sequence[Left]]
     in_hand: Sequence[InHand]
     known: bool
     """False if no process is known."""
@@ -59,11 +68,15 @@ class HeldUnsettled:
         """Read the processes of the last hour, by one query; one more for what became of what is in their handlers."""
         rows = ConsumerProcess.objects.using(router.db_for_read(ConsumerProcess)).order_by("-beat_at")
         known = list(rows.filter(beat_at__gte=now - KEPT_EMPTY)[:MOST_SURVEYED_PROCESSES])
-        lost = defaultdict[str, list[Span]](list)
+        lost, left = defaultdict[str, list[Span]](list), defaultdict[str, list[Left]](list)
         for one in known:
             for queue in queues_in_hand(one) if one.silent(now) or one.vanished(now) else ():
-                lost[queue].append(Span(one.beat_at, one.ended_at or now))
-        return cls(lost=lost, in_hand=_in_hand(known), known=bool(known))
+                ids, span = one.left_of(queue), Span(one.beat_at, one.ended_at or now)
+                if ids is None or len(left[queue]) == MOST_SPANS:
+                    lost[queue].append(span)
+                else:
+                    left[queue].append(Left(ids, span))
+        return cls(lost=lost, left=left, in_hand=_in_hand(known), known=bool(known))
 
     def unfounded(self, run: RequeueRun, now: datetime) -> "QuerySet[Any]":
         """Return the messages of a run that were processed, and that none of these processes can have begun before.
@@ -79,6 +92,12 @@ class HeldUnsettled:
             spans = [one for one in known if one.since >= begun] if mine is not None else []
             for since, until in _united(spans):
                 done = done.exclude(mine, sent_at__lte=until, ended_at__gte=since)
+        for queue, some in self.left.items():
+            mine = _among(run, queue)
+            for ids, (since, until) in some if mine is not None else ():
+                if since >= begun:
+                    same = Q() if run.retries_of else _with_one_of(ids)
+                    done = done.exclude(mine, same, sent_at__lte=until, ended_at__gte=since)
         for one in self.in_hand:
             mine = _among(run, one.queue)
             if mine is not None:
@@ -87,7 +106,7 @@ class HeldUnsettled:
         return done
 
 
-NOTHING_HELD = HeldUnsettled(lost={}, in_hand=(), known=False)
+NOTHING_HELD = HeldUnsettled(lost={}, left={}, in_hand=(), known=False)
 
 
 def awaits_end_of_doubts(run: RequeueRun, now: datetime) -> bool:
@@ -139,6 +158,11 @@ def _in_hand(processes: Iterable[ConsumerProcess]) -> list[InHand]:
 def _ended_by(process: str, one: InHand, attempts: Attempts) -> bool:
     tried = attempts.get((one.queue, one.message_id), ())
     return any(it.process == process and abs(it.started_at - one.since) < READ_APART for it in tried)
+
+
+def _with_one_of(ids: Sequence[str]) -> Q:
+    """Match the parts of a run whose copy may have one of these ids: an edit may have given it another one."""
+    return Q(message__message_id__in=[*ids, ""]) | Q(message__version__gt=1)
 
 
 def _among(run: RequeueRun, queue: str) -> Q | None:

@@ -383,13 +383,13 @@ def _with_others(found: list[Process]) -> list[Process]:
         return replace(process, in_flight=tuple(replace(one, also=name) for one, name in each))
 
     def before(row: ConsumerProcess, one: InFlight) -> InFlight:
-        (queue, _id), since = _place_of(one), one.since
+        place, since = _place_of(one), one.since
         if not one.again or since is None or one.handler in once:
             return one
-        others = (other for other in begun.get(_place_of(one), ()) if other.consumer is not row and other.at < since)
+        others = (other for other in begun.get(place, ()) if other.consumer is not row and other.at < since)
         # One that is heard of ended an earlier attempt, which its row will say in a moment.
         known = tuple(other for other in others if id(other.consumer) in gone or other.attempt >= one.attempt)
-        if not (known or any(may_have_had(other, queue, published=one.published, begun=since) for other in lost)):
+        if not (known or any(may_have_had(other, *place, published=one.published, begun=since) for other in lost)):
             return one
         return replace(one, begun_by=known, perhaps_begun=not known)
 

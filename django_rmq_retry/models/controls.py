@@ -1,6 +1,7 @@
 """Models for the pauses and breakers of queues, rates, blocked ordering keys, and the topology declared on a broker."""
 
 import hashlib
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from django.db import models
@@ -160,9 +161,10 @@ class ConsumerProcess(models.Model):
     stopping = models.BooleanField(_("stopping"), default=False)
     queues = models.JSONField(_("queues"), default=list)
     let_go = models.JSONField(null=True, blank=True, editable=False)
-    """Those of its queues that are paused, or whose breaker is open, and of which it has no message left.
+    """Those of its queues that are paused, or whose breaker is open, if it gave back all that it had not begun of them.
 
-    It writes that it takes some again before it does.
+    Each has the ids of the messages that it had begun: of these the broker may not have all acks. It writes that it
+    takes some again before it does.
     """
     idle = models.JSONField(null=True, blank=True, editable=False)
     """By queue the time at which it last had nothing of it while it consumed it: nothing waited there either."""
@@ -222,13 +224,14 @@ class ConsumerProcess(models.Model):
         """Return True if it ended without a good end: by a fault, as others found out, or as heartbeats are missing."""
         return self.ended_at is not None or now - self.beat_at > VANISHED_AFTER
 
-    def had_none_of(self, queue: str) -> bool:
-        """Return True if it is known to have had no message of a work queue when it ended.
+    def left_of(self, queue: str) -> Sequence[str] | None:
+        """Return the ids of all messages of a work queue that it may have had as it ended; None if they are not known.
 
         One that ran on without its database, which it needs to tell what it takes, was seen to be gone much later.
         """
         soon = self.ended_at is not None and self.ended_at - self.beat_at <= LET_GO_KNOWN_FOR
-        return soon and queue in (self.let_go or ())
+        left: Sequence[str] | None = (self.let_go or {}).get(queue) if soon else None
+        return left
 
     def idle_in(self, queue: str) -> datetime | None:
         """Return when it last had nothing of a queue that it consumed; None if it always had, or does not tell."""

@@ -117,7 +117,7 @@ class ErasedElsewhere:
             processes=[
                 row
                 for row in ConsumerProcess.objects.using(using)
-                if any(_is_of(entry, keys, ids) for entry in row.in_flight)
+                if any(_is_of(entry, keys, ids) for entry in row.in_flight) or _names_left(row, keys, ids)
             ],
             alerts=[
                 row
@@ -148,6 +148,9 @@ class ErasedElsewhere:
             # A newer heartbeat has newer entries.
             same = ConsumerProcess.objects.using(using).filter(pk=process.pk, beat_at=process.beat_at)
             same.update(in_flight=entries)
+            if _names_left(process, self.keys, self.ids):
+                # Without the name it would count as a message that the process had not begun.
+                ConsumerProcess.objects.using(using).filter(pk=process.pk).update(let_go=None)
         for watch in self.alerts:
             told = {
                 way: {name: _untold(entry, self.keys) for name, entry in entries.items()}
@@ -176,6 +179,11 @@ def _changes(row: QueueControl, keys: Collection[str], ids: Collection[str]) -> 
 def _is_of(entry: Mapping[str, Any], keys: Collection[str], ids: Collection[str]) -> bool:
     """Return True if an entry of what a process had in flight is of an erased message."""
     return entry.get("message_id") in ids or not {entry.get("key"), entry.get("message_id")}.isdisjoint(keys)
+
+
+def _names_left(row: ConsumerProcess, keys: Collection[str], ids: Collection[str]) -> bool:
+    """Return True if a process tells of an erased message that it had begun it of a stopped queue."""
+    return any(name in ids or name in keys for left in (row.let_go or {}).values() for name in left)
 
 
 def _without_names(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -264,9 +264,9 @@ def test_a_queue_is_resumed_in_the_admin_with_a_reason_only(page: Client) -> Non
     assert QueueControl.objects.get().paused
 
 
-@pytest.mark.parametrize(("let_go", "missed"), [([QUEUE], False), ([], True)])
+@pytest.mark.parametrize(("let_go", "missed"), [({QUEUE: []}, False), ({}, True)])
 def test_a_queue_that_was_resumed_a_moment_ago_is_not_called_unread(
-    page: Client, monkeypatch: pytest.MonkeyPatch, let_go: list[str], missed: bool
+    page: Client, monkeypatch: pytest.MonkeyPatch, let_go: dict[str, list[str]], missed: bool
 ) -> None:
     """Its consumers take it again within two seconds; by then the broker still said that it has none."""
     made.broker_seen(monkeypatch, Level(queue=QUEUE, role=Role.WORK, ready=3, consumers=0))

@@ -10,6 +10,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from django_rmq_retry import Delivery
 from django_rmq_retry.amqp import Line
+from django_rmq_retry.amqp.auto_ack_line import AutoAckLine
 from django_rmq_retry.amqp.open_line import OpenLine
 from django_rmq_retry.messages import Instruction
 from tests.amqp.offline import Wire, delivery, method, wire
@@ -18,12 +19,13 @@ from tests.amqp.offline import Wire, delivery, method, wire
 class Owned:
     """A line on channel 2 and the calls to its owner."""
 
-    def __init__(self, at: Wire, *, ordered: bool = False) -> None:
+    def __init__(self, at: Wire, *, ordered: bool = False, kind: type[OpenLine] = OpenLine) -> None:
         self.at = at
         self.arrivals: list[Delivery] = []
         self.subscriptions = 0
         self.interruptions: list[BaseException | str] = []
-        self.line = OpenLine(at.connection, Line(queue="q", prefetch=5, ordered=ordered), self)
+        auto_ack = kind is AutoAckLine
+        self.line = kind(at.connection, Line(queue="q", prefetch=5, ordered=ordered, auto_ack=auto_ack), self)
 
     def catch_up(self) -> None: ...
 
@@ -216,3 +218,57 @@ def test_a_line_closes_once(owned: Owned) -> None:
         owned.line.close()
 
     assert owned.said() == [("Channel.Close", None)]
+
+
+def test_a_line_given_up_counts_what_was_unsettled_when_the_broker_had_all_settlements(owned: Owned) -> None:
+    """What is sent to the broker and not received there comes again if the process is killed."""
+    owned.subscribe()
+    line, counts = owned.line, list[int | None]()
+
+    def look(*heard: Any) -> None:
+        owned.hear(*heard)
+        counts.append(line.unsettled)
+
+    for number in (1, 2, 3):
+        owned.deliver(number)
+    line.retire()
+    owned.hear(spec.Basic.CancelOk("ct"))
+    line.ack(owned.arrivals[:1])
+    line.count_unsettled()
+    look()
+    line.ack(owned.arrivals[1:2])
+    look(spec.Basic.QosOk())
+    owned.deliver(4)
+    line.count_unsettled()
+    look()
+    look(spec.Basic.QosOk())
+    owned.said()
+    line.count_unsettled()
+
+    assert counts == [None, 2, 2, 1]
+    assert owned.said() == []
+
+
+def test_a_line_counts_nothing_while_it_accepts_what_the_broker_may_still_send() -> None:
+    with wire() as at:
+        owned = Owned(at, kind=AutoAckLine).subscribe()
+        owned.deliver(1)
+        owned.line.retire()
+        owned.said()
+        owned.line.count_unsettled()
+        owned.deliver(2)
+        early = owned.said()
+        owned.hear(spec.Basic.CancelOk(owned.line._tag))
+        owned.line.count_unsettled()
+        owned.hear(spec.Basic.QosOk())
+
+    assert (early, owned.said(), owned.line.unsettled) == ([], [("Basic.Qos", None)], 2)
+
+
+def test_a_line_that_is_lost_counts_nothing(owned: Owned) -> None:
+    owned.subscribe().deliver(1)
+    owned.line.retire()
+    owned.line.count_unsettled()
+    owned.hear(spec.Channel.Close(406, "PRECONDITION_FAILED - timed out", 0, 0))
+
+    assert owned.line.unsettled is None

@@ -17,6 +17,7 @@ LINE = Line(queue="q", prefetch=3)
 OTHER = Line(queue="other", prefetch=3)
 ORDERED = Line(queue="q", prefetch=1, ordered=True)
 KEYED = Line(queue="q", prefetch=3, keyed=True)
+AUTO = Line(queue="q", prefetch=3, auto_ack=True)
 
 
 def consumers(amqp: BlockingChannel, name: str = "q") -> int:
@@ -131,6 +132,30 @@ def test_a_pause_returns_a_waiting_unacked_message_to_its_place(broker_url: str,
         assert seen.has_closed.wait(longer(5))
 
     assert (again.body, again.redelivered) == (b"1", True)
+
+
+@pytest.mark.parametrize("line", [LINE, KEYED, AUTO], ids=["plain", "keyed", "ack=auto"])
+def test_of_a_paused_queue_it_is_known_how_many_messages_are_left_here(
+    broker_url: str, amqp: BlockingChannel, line: Line
+) -> None:
+    queue(amqp)
+    fill(amqp, b"1", b"2", b"3")
+    with consuming(broker_url, line) as (source, seen):
+        begun, given_back, last = [seen.next() for _ in range(3)]
+        flowing = source.unsettled("q")
+        source.pause("q")
+        wait_until(lambda: source.unsettled("q") == 3)
+        source.give_back([given_back])
+        source.settle(last, DONE)
+        wait_until(lambda: source.unsettled("q") == 1)
+        source.settle(begun, DONE)
+        wait_until(lambda: source.unsettled("q") == 0)
+        source.resume("q")
+        wait_until(lambda: source.unsettled("q") is None)
+        source.stop()
+        assert seen.has_closed.wait(longer(5))
+
+    assert flowing is None
 
 
 def test_a_pause_outlives_the_connection(broker_url: str, amqp: BlockingChannel) -> None:

@@ -128,10 +128,11 @@ def test_one_that_dies_while_a_queue_is_stopped_raises_no_doubt_about_what_it_ga
         bank.publish("mails", *range(60))
         wait_until(lambda: len({entry["pid"] for entry in bank.diary("began")}) == 2)
         bank.run("rmq_queue", "pause", "mails", "--reason", "spam")
-        two.says("Queue 'mails' is paused by")
-        held = [row.let_go for row in rows.all()]
+        for each in (one, two):
+            each.says("Queue 'mails' is paused by")
+        none_left = [(row.let_go or {}).get("mails") == [] for row in rows.all()]
         hangs.unlink()
-        wait_until(lambda: [row.let_go for row in rows.all()] == [["mails"]] * 2)
+        wait_until(lambda: [row.let_go for row in rows.all()] == [{"mails": []}] * 2)
         before = len(bank.did())
         two.kill()
         wait_until(lambda: rows.filter(ended_at__isnull=False).exists())
@@ -144,9 +145,35 @@ def test_one_that_dies_while_a_queue_is_stopped_raises_no_doubt_about_what_it_ga
         told = bank.run("rmq_status")
         one.stopped()
 
-    assert (held, reads) == ([None, None], [])
+    assert (none_left, reads) == ([False, False], {})
     assert "its process is gone" in told.stdout
     assert "perhaps handled twice" not in told.stdout
+
+
+def test_one_that_dies_in_its_handlers_while_a_queue_is_stopped_leaves_only_what_it_had_begun_in_doubt(
+    bank: Bank,
+) -> None:
+    """Killed a moment after the pause, it left all that it had given back unbegun "perhaps handled twice"."""
+    rows, hangs = ConsumerProcess.objects.using("own"), bank.folder / "hangs"
+    hangs.touch()
+    with bank.consuming() as one, bank.consuming() as two:
+        wait_until(lambda: bank.consumers("mails") == 2)
+        bank.publish("mails", *range(60))
+        wait_until(lambda: len({entry["pid"] for entry in bank.diary("began")}) == 2)
+        bank.run("rmq_queue", "pause", "mails", "--reason", "spam")
+        wait_until(lambda: all((row.let_go or {}).get("mails") for row in rows.all()))
+        begun = {f"mails-{entry['of']}" for entry in bank.diary("began") if entry["pid"] == two.process.pid}
+        left = rows.get(pid=two.process.pid).let_go
+        two.kill()
+        wait_until(lambda: rows.filter(ended_at__isnull=False).exists())
+        hangs.unlink()
+        bank.run("rmq_queue", "resume", "mails", "--reason", "over")
+        wait_until(lambda: len(bank.did()) == 60)
+        one.stopped()
+        told = bank.run("rmq_parked", "list", "--handled-again", "--json")
+
+    assert left == {"mails": sorted(begun)}
+    assert {one["name"] for one in json.loads(told.stdout)["items"]} == begun
 
 
 def test_a_worker_started_without_its_database_takes_nothing_from_a_paused_queue(bank: Bank) -> None:

@@ -46,8 +46,8 @@ class Tap:
     def untouched(self, queue: str) -> object:
         return self.untouched_marks.get(queue)
 
-    def let_go(self, queue: str) -> bool:
-        return f"pause {queue}" in self.words
+    def unsettled(self, queue: str) -> int | None:
+        return 0 if f"pause {queue}" in self.words else None
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         timer = threading.Timer(seconds, call)

@@ -1,14 +1,18 @@
 """Unacked messages of a consumer when one of its queues is paused."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from django_rmq_retry import Delivery, Queue, RetryThenPark
+from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.consumer.lines import QueuePauses
 from django_rmq_retry.consumer.sequencer import Sequencer
 from django_rmq_retry.consumer.workers import Workers
 from django_rmq_retry.handlers import Subscription, work_queues_of
+from tests.handlers.factories import delivery, subscription
 
 QUEUE = "ledger"
 
@@ -57,3 +61,57 @@ def test_a_message_redelivered_during_a_pause_still_gets_a_thread() -> None:
     assert (source.paused, source.returned) == ([QUEUE], [second])
     assert workers.waiting >= 1
     assert [turns.take(first), turns.take(first)] == [first, None]
+
+
+QUARANTINE = "ledger.quarantine"
+Moment = tuple[dict[str, int | None], Sequence[AttemptState]]
+"""The unacked messages by queue, and the attempts."""
+
+
+def begun(name: str | None, queue: str = QUEUE) -> AttemptState:
+    one = delivery(queue=queue, message_id=name)
+    return AttemptState(one, one)
+
+
+def left_of(*moments: Moment) -> set[str] | None:
+    """What is told to be left of the queue; whichever fact is read, it is of the next moment."""
+    passing = list(moments)
+
+    def now() -> Moment:
+        return passing.pop(0) if len(passing) > 1 else passing[0]
+
+    source: Any = SimpleNamespace(unsettled=lambda queue: now()[0][queue])
+    workers: Workers[Delivery] = Workers(0, print)
+    work_queues = work_queues_of([subscription(RetryThenPark(), queue=QUEUE)])
+    left = QueuePauses(work_queues, source, workers, Sequencer(print), in_flight=lambda: now()[1]).left_of(QUEUE)
+    return None if left is None else set(left)
+
+
+@pytest.mark.parametrize(
+    ("unacked", "attempts", "left"),
+    [
+        ((0, 0), [], set()),
+        ((2, 0), [begun("a"), begun("b")], {"a", "b"}),
+        ((1, 1), [begun("a"), begun("q", QUARANTINE)], {"a", "q"}),
+        ((1, 0), [begun("a"), begun("m", "mails")], {"a"}),
+        ((3, 0), [begun("a"), begun("b")], None),
+        ((None, 0), [], None),
+        ((1, None), [begun("a")], None),
+        ((0, 0), [begun("a")], None),
+        ((2, 0), [begun("a"), begun(None)], None),
+    ],
+    ids=["none", "all begun", "in quarantine", "of another", "one waits", "flows", "not counted", "line lost", "no id"],
+)
+def test_what_is_left_of_a_paused_queue_is_told_if_all_of_it_was_begun(
+    unacked: tuple[int | None, int | None], attempts: list[AttemptState], left: set[str] | None
+) -> None:
+    """The consumer was killed while two handlers ran, and 20 payments were "perhaps handled twice"."""
+    assert left_of(({QUEUE: unacked[0], QUARANTINE: unacked[1]}, attempts)) == left
+
+
+def test_what_is_begun_while_another_one_ends_is_not_missed() -> None:
+    """A thread that ends a message begins the next one that waits: its name is not known yet."""
+    first: Moment = {QUEUE: 2, QUARANTINE: 0}, [begun("a")]
+    then: Moment = {QUEUE: 1, QUARANTINE: 0}, [begun("b")]
+
+    assert left_of(first, then) is None

@@ -6,7 +6,8 @@ import pytest
 from django.utils import timezone
 
 from django_rmq_retry.health.doubts import end_doubts
-from django_rmq_retry.models import ItemState, RequeueItem, RequeueRun, RunState
+from django_rmq_retry.health.held import MOST_SPANS
+from django_rmq_retry.models import ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState
 from django_rmq_retry.models.runs import EarlyRetry
 from tests.admin import made
 
@@ -81,25 +82,70 @@ def test_one_that_died_later_raises_no_doubt_about_what_a_breaker_had_given_back
 @pytest.mark.parametrize(
     ("let_go", "seen", "left"),
     [
-        (["payments.main"], 5, 1),
-        ([], 5, 2),
-        (["mails"], 5, 2),
-        (["payments.main"], 70, 2),
-        (["payments.main"], None, 2),
+        ({"payments.main": []}, 5, 1),
+        ({"payments.main": ["9f3c-other"]}, 5, 1),
+        ({"payments.main": ["9f3c-other", "{begun}"]}, 5, 2),
+        ({}, 5, 2),
+        ({"mails": []}, 5, 2),
+        ({"payments.main": []}, 70, 2),
+        ({"payments.main": []}, None, 2),
     ],
-    ids=["stopped", "reads it", "another is stopped", "seen to be gone later", "its end is not known"],
+    ids=[
+        *("stopped", "begun another", "begun it", "reads it", "another is stopped"),
+        *("seen to be gone later", "its end is not known"),
+    ],
 )
-def test_one_that_died_while_the_queue_was_stopped_had_none_of_it(
-    let_go: list[str], seen: float | None, left: int
+def test_one_that_died_while_the_queue_was_stopped_had_none_but_what_it_had_begun(
+    let_go: dict[str, list[str]], seen: float | None, left: int
 ) -> None:
     run = run_of()
     items_of(run)
+    begun = run.items.get(state=ItemState.PROCESSED, handled=1).message.message_id
+    let_go = {queue: [name.format(begun=begun) for name in names] for queue, names in let_go.items()}
     beat = timezone.now() - timedelta(seconds=165)
     facts = {"let_go": let_go, "ended_at": seen and beat + timedelta(seconds=seen)}
     made.consumer(seconds=165, **facts)
     made.consumer(seconds=1)
 
     assert left_of(run) == left
+
+
+@pytest.mark.parametrize("changed", [{"version": 2}, {"message_id": ""}], ids=["edited", "without an id"])
+def test_one_that_had_begun_another_is_a_doubt_of_what_has_no_sure_id(changed: dict[str, object]) -> None:
+    """An edit may give the copy another id than the parked message has."""
+    run = run_of()
+    items_of(run)
+    ParkedMessage.objects.filter(pk__in=run.items.values("message")).update(**changed)
+    beat = timezone.now() - timedelta(seconds=165)
+    made.consumer(seconds=165, let_go={"payments.main": ["9f3c-other"]}, ended_at=beat + timedelta(seconds=5))
+    made.consumer(seconds=1)
+
+    assert left_of(run) == 2
+
+
+@pytest.mark.parametrize(("beat", "left"), [(185, 1), (175, 2)], ids=["before the run began", "since"])
+def test_one_that_was_heard_of_last_before_the_run_began_is_no_doubt_of_what_it_had_begun(
+    beat: float, left: int
+) -> None:
+    """Its end was noted only as the run went on."""
+    run = run_of()
+    items_of(run)
+    begun = run.items.get(state=ItemState.PROCESSED, handled=1).message.message_id
+    ended = timezone.now() - timedelta(seconds=150)
+    made.consumer(seconds=beat, let_go={"payments.main": [begun]}, ended_at=ended)
+    made.consumer(seconds=1)
+
+    assert left_of(run) == left
+
+
+def test_many_that_died_while_the_queue_was_stopped_are_told_apart_no_more() -> None:
+    run = run_of()
+    items_of(run)
+    beat = timezone.now() - timedelta(seconds=165)
+    facts = {"let_go": {"payments.main": ["9f3c-other"]}, "ended_at": beat + timedelta(seconds=5)}
+    made.consumers(MOST_SPANS + 1, seconds=165, **facts)
+
+    assert left_of(run) == 2
 
 
 def test_one_that_read_another_queue_is_no_doubt_of_it() -> None:

@@ -145,16 +145,31 @@ def test_what_was_published_after_the_only_lost_worker_had_ended_is_no_finding(
     assert bool(told()) is said
 
 
-@pytest.mark.parametrize(("let_go", "said"), [(["payments.main"], False), (["mails"], True), (None, True)])
+ALL = ["9f3c-1", "9f3c-2", "9f3c-3"]
+
+
+@pytest.mark.parametrize(
+    ("let_go", "ended", "doubtful"),
+    [
+        ({"payments.main": []}, 295, []),
+        ({"payments.main": ["9f3c-3"]}, 295, ["9f3c-3"]),
+        ({"mails": []}, 295, ALL),
+        (None, 295, ALL),
+        ({"payments.main": ["9f3c-3"]}, 230, ALL),
+        ({"payments.main": ["9f3c-3"]}, None, ALL),
+    ],
+    ids=["none left", "one begun", "of another", "flows", "seen to be gone later", "its end is not known"],
+)
 def test_what_a_pause_gave_back_before_a_worker_died_in_it_is_no_finding(
-    let_go: list[str] | None, *, said: bool
+    let_go: dict[str, list[str]] | None, ended: float | None, doubtful: list[str]
 ) -> None:
     """The operator who had paused the queue was sent to the bank with 19 payments that were paid once."""
-    ended = timezone.now() - timedelta(seconds=295)
-    made.consumer(seconds=300, ended_at=ended, queues=["payments.main", "mails"], let_go=let_go)
-    handled("9f3c-1", minutes=1)
+    ended_at = None if ended is None else timezone.now() - timedelta(seconds=ended)
+    made.consumer(seconds=300, ended_at=ended_at, queues=["payments.main", "mails"], let_go=let_go)
+    for name in ALL:
+        handled(name, minutes=1)
 
-    assert bool(told()) is said
+    assert [re.findall(r"9f3c-\d", text) for text in told()] == [doubtful] * bool(doubtful)
 
 
 def lost(*, seconds: float = 60, **fields: Any) -> ConsumerProcess:
@@ -216,6 +231,16 @@ def test_what_a_killed_worker_had_begun_since_its_last_heartbeat_is_told_as_it_i
     perhaps = "1 message in a handler may have been begun by a lost consumer before: PAY-1."
     assert unknown == f"{perhaps} The work may be done already."
     assert both == f"{WAITS.replace('PAY-1', 'PAY-9')} {perhaps} {PAUSE}"
+
+
+@pytest.mark.parametrize(("left", "doubtful"), [([], False), (["9f3c-2"], False), (["9f3c-7"], True)])
+def test_what_a_pause_gave_back_before_the_kill_is_in_a_handler_for_the_first_time(
+    left: list[str], *, doubtful: bool
+) -> None:
+    lost(let_go={"payments.main": left})
+    made.consumer(in_flight=[made.in_flight(seconds=3, again=True)])
+
+    assert bool(given_again()) is doubtful
 
 
 def level(**fields: Any) -> Level:

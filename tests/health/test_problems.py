@@ -223,9 +223,9 @@ def test_only_pauses_and_breakers_that_are_probed_in_time_excuse_missing_consume
         (ago(seconds=20), {"stopping": True}, {}, True),
         (ago(seconds=20), {"queues": ["r"]}, {}, True),
         (ago(seconds=20), {"beat_at": ago(seconds=9)}, {}, True),
-        (None, {"let_go": ["q"]}, {}, False),  # It was paused a moment ago.
-        (None, {"let_go": ["r"]}, {}, True),
-        (None, {"let_go": ["q"]}, {"opened": True, "probe_at": ago(seconds=90)}, True),
+        (None, {"let_go": {"q": []}}, {}, False),  # It was paused a moment ago.
+        (None, {"let_go": {"r": []}}, {}, True),
+        (None, {"let_go": {"q": []}}, {"opened": True, "probe_at": ago(seconds=90)}, True),
     ],
 )
 def test_a_queue_that_is_read_by_newer_facts_than_the_brokers_is_not_missed(

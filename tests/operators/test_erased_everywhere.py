@@ -66,7 +66,7 @@ KEPT: Mapping[str, str] = {
     **dict.fromkeys(("content_type", "content_encoding", "host", "thread", "deploy", "version", "broker"), PROJECT),
     **dict.fromkeys(("driver", "prober", "halted_by", "holder", "ConsumerProcess.name"), PROJECT),
     **dict.fromkeys(
-        ("queues", "let_go", "retries_of", "ConsumerProcess.late", "ConsumerProcess.fault", "ConsumerProcess.place"),
+        ("queues", "retries_of", "ConsumerProcess.late", "ConsumerProcess.fault", "ConsumerProcess.place"),
         PROJECT,
     ),
     **dict.fromkeys(("StoredResult.backend", "StoredResult.task", "StoredResult.worker"), PROJECT),
@@ -180,7 +180,9 @@ def everything_about(key: str) -> ParkedMessage:
         queue="payments.charge", halted_at=now, halted_message=MESSAGE_ID, cause=f"BankDown: {key} of {BODY}"[:600]
     )
     entry = {"queue": "payments.charge", "key": stored_key, "message_id": MESSAGE_ID, "attempt": 2}
-    process(beat_at=now - timedelta(hours=1), in_flight=[{"queue": "other", "key": "CUST-1", "message_id": "1"}, entry])
+    others = {"queue": "other", "key": "CUST-1", "message_id": "1"}
+    left = {"payments.charge": [MESSAGE_ID], "other": ["1"]}
+    process(beat_at=now - timedelta(hours=1), in_flight=[others, entry], let_go=left)
     told = {"code": "HALTED", "subject": "payments.charge", "text": f"halted: {stored_key}, {BODY}"}
     AlertWatch.objects.create(name="alerts", told={"mail": {"HALTED payments.charge": told}}, holder="web-1")
     return one
@@ -248,6 +250,16 @@ def test_a_process_that_vanished_keeps_what_it_had_in_flight_without_names() -> 
     others, erased = ConsumerProcess.objects.get().in_flight
     assert (others["key"], others["message_id"]) == ("CUST-1", "1")
     assert erased == {"queue": "payments.charge", "key": "", "message_id": "", "attempt": 2}
+
+
+@pytest.mark.parametrize("left", [MESSAGE_ID, "CUST-0211"])
+def test_a_process_that_vanished_does_not_deny_a_message_whose_name_is_erased(left: str) -> None:
+    """Without the name all that it had of the queue is in doubt again."""
+    everything_about("CUST-0211")
+    ConsumerProcess.objects.update(in_flight=[], let_go={"payments.charge": [left]})
+    erase(["CUST-0211"], ANN, reason="request 12")
+
+    assert ConsumerProcess.objects.get().let_go is None
 
 
 def test_a_queue_that_is_halted_by_a_message_of_the_customer_is_handled_first() -> None:
