@@ -105,8 +105,9 @@ class PikaSource:
 
     def untouched(self, queue: str) -> object:
         line = self._lines.get(queue)
-        quiet = line is not None and line.ready and not line.in_flight
-        return (line, line.arrivals) if line is not None and quiet else None
+        if line is None or self._quiet or line.in_flight or not line.ready:
+            return None
+        return line, line.arrivals
 
     def unsettled(self, queue: str) -> int | None:
         if queue not in self._pauses or queue in self._lines:

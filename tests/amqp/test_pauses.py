@@ -134,6 +134,33 @@ def test_a_pause_returns_a_waiting_unacked_message_to_its_place(broker_url: str,
     assert (again.body, again.redelivered) == (b"1", True)
 
 
+def test_a_queue_is_untouched_while_it_is_consumed_and_nothing_of_it_is_here(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    """Of one that is paused, or of all once the deliveries have stopped, messages may wait at the broker."""
+    queue(amqp)
+    with consuming(broker_url, LINE) as (source, seen):
+        wait_until(lambda: source.untouched("q"))
+        before = source.untouched("q")
+        fill(amqp, b"1")
+        begun = seen.next()
+        unacked = source.untouched("q")
+        source.settle(begun, DONE)
+        wait_until(lambda: source.untouched("q"))
+        after = source.untouched("q")
+        source.pause("q")
+        wait_until(lambda: source.untouched("q") is None)
+        source.resume("q")
+        wait_until(lambda: source.untouched("q"))
+        source.quiesce()
+        wait_until(lambda: source.untouched("q") is None)
+        source.stop()
+        assert seen.has_closed.wait(longer(5))
+
+    assert unacked is None
+    assert before != after
+
+
 @pytest.mark.parametrize("line", [LINE, KEYED, AUTO], ids=["plain", "keyed", "ack=auto"])
 def test_of_a_paused_queue_it_is_known_how_many_messages_are_left_here(
     broker_url: str, amqp: BlockingChannel, line: Line
