@@ -77,7 +77,7 @@ def test_the_page_of_a_run_tells_it_of_what_failed_again(page: Client) -> None:
     run.failed = 1
     run.save()
 
-    assert f"1 {WORDS} {WHY}" in Page(page.get(f"{ADMIN}/requeuerun/{run.pk}/change/")).text
+    assert f"1 {WORDS} · payments.main {WHY}" in Page(page.get(f"{ADMIN}/requeuerun/{run.pk}/change/")).text
 
 
 def test_the_timeline_of_an_attempt_without_an_error_begins_with_the_words(page: Client) -> None:
