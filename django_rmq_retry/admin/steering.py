@@ -116,8 +116,8 @@ def _lacks_reason(run: RequeueRun, action: str, reason: str) -> str:
     return _("Enter a reason: it is kept in the audit log.") if action == STOP and not reason.strip() else ""
 
 
-def _test_label(run: RequeueRun) -> str:
-    others = run.unsent - 1
+def _test_label(run: RequeueRun, changed: int = 0) -> str:
+    others = max(run.unsent - changed - 1, 0)
     text = ngettext(
         "Send one again, the other one after it was processed",
         "Send one again, the other %(count)d after it was processed",
@@ -127,13 +127,13 @@ def _test_label(run: RequeueRun) -> str:
 
 
 def _ask(pages: Pages, request: HttpRequest, run: RequeueRun, action: str, wrong: str) -> HttpResponse:
+    changed, edited = (0, 0) if run.retries_of else (changed_in(run), edited_in(run))
     context: dict[str, Any] = {
         STOP: {"title": _("Stop requeue run %(number)s") % {"number": run.pk}, "danger": True},
         RESUME: {"title": _("Resume requeue run %(number)s") % {"number": run.pk}, "danger": False},
-        TEST: {"title": _test_label(run), "danger": False},
+        TEST: {"title": _test_label(run, changed), "danger": False},
     }[action]
     sends = action in (RESUME, TEST) and not run.retries_of
-    edited, changed = (edited_in(run), changed_in(run)) if sends else (0, 0)
     mine = ParkedMessage.objects.filter(pk__in=pending(run.pk).values("message"))
     return pages.page(
         request,
@@ -141,12 +141,13 @@ def _ask(pages: Pages, request: HttpRequest, run: RequeueRun, action: str, wrong
         status=422 if wrong else 200,
         run=run,
         action=action,
-        effect=_effect(run, action, run.unsent - changed),
+        # What was edited stays parked.
+        effect=_effect(run, action, run.unsent - changed + (edited if action == STOP else 0)),
         warning=STOOD_STILL.get(run.wait, run.get_wait_display()) if action == RESUME and _unproven(run) else "",
         works=run_steering.shown_to_work(run),
         under_way=[one for one in under_way(mine) if one.run.pk != run.pk] if sends else [],
-        edited=_edited(edited),
-        left_out=_changed(changed - edited),
+        edited=_edited(edited) if sends else "",
+        left_out=_changed(changed - edited) if sends else "",
         reason_needed=bool(_lacks_reason(run, action, "")),
         wrong={"reason": wrong} if wrong else {},
         **context,
@@ -174,7 +175,7 @@ def _edited(count: int) -> str:
 
 
 def _effect(run: RequeueRun, action: str, sendable: int) -> str:
-    """Return what the action does, as a sentence; so many of the unsent messages have not changed since."""
+    """Return what the action does, as a sentence, of so many of the unsent messages."""
     if action == STOP and run.retries_of:
         return _("Retries that were not sent wait until they are due. A stopped requeue run cannot be resumed.")
     if action == STOP and run.state == RunState.RUNNING:
@@ -190,9 +191,9 @@ def _effect(run: RequeueRun, action: str, sendable: int) -> str:
         text = ngettext(
             "%(count)d message was not sent and stays parked. A stopped requeue run cannot be resumed.",
             "%(count)d messages were not sent and stay parked. A stopped requeue run cannot be resumed.",
-            run.unsent,
+            sendable,
         )
-        return counted(text, count=run.unsent)
+        return counted(text, count=sendable)
     if action == TEST:
         return _(
             "One message is sent. The others follow when it has been processed. If it fails again, the requeue run "

@@ -665,6 +665,7 @@ def _caused(survey: Survey) -> str:
         cause.newest_since,
         last_new=cause.last_new,
         again_at=cause.again_at,
+        last_seen=cause.last_seen,
         now=survey.at,
         parked=cause.count,
         settled=settled,
@@ -842,6 +843,7 @@ def growth(
     last_new: datetime,
     now: datetime,
     again_at: datetime | None = None,
+    last_seen: datetime | None = None,
     parked: int | None = None,
     settled: datetime | None = None,
 ) -> str:
@@ -850,7 +852,7 @@ def growth(
     ``newest`` is the number of new messages of the last burst, which began ``since`` then; ``again_at`` is when one of
     the messages failed last that was requeued and is parked again. If fewer are ``parked``, some of the burst were
     decided on: its number, which is larger than the one of the messages that wait, would be no news. New failures
-    before it was ``settled`` are none.
+    before it was ``settled`` are none. If the last failure was not one of a new message, ``last_seen`` is its time.
     """
     if grows(newest, last_new, now, settled=settled):
         return _("growing")
@@ -859,6 +861,8 @@ def growth(
     quiet = max(now - last_new, timedelta())
     if quiet < STILL_GROWS:
         return _("the last %(span)s ago") % {"span": span(quiet)}
+    if last_seen is not None and last_seen > last_new:
+        return _("no failure for %(span)s") % {"span": span(max(now - last_seen, timedelta()))}
     all_parked = parked is None or parked >= newest
     if since is not None and has_grown(newest) and all_parked and quiet < BURST_TOLD:
         text = _("+%(number)s new since %(time)s, none for %(span)s")

@@ -1072,7 +1072,10 @@ def test_who_resumes_a_run_is_told_of_another_one_and_of_what_was_decided_on_mea
     other = requeue_run(some[3:], BOB)
     ErrorGroup.objects.update(last_handled=timezone.now())
     told = Page(page.get(address)).text
+    test, stop = (Page(page.get(f"{RUNS}{failing.pk}/control/?action={action}")).text for action in ("test", "stop"))
 
+    assert "Send one again, the other 2 after it was processed" in test
+    assert "3 messages were not sent and stay parked." in stop
     assert "5 messages are sent, at" in alone
     assert "Nothing shows yet that the cause is gone." in alone
     assert "3 messages are sent, at" in told
