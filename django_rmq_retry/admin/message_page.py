@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import date, timedelta
 from functools import wraps
@@ -83,7 +84,7 @@ from django_rmq_retry.parked.outcome_texts import (
     outcome,
 )
 from django_rmq_retry.parked.overdue import discardable
-from django_rmq_retry.parked.selection import number_in
+from django_rmq_retry.parked.selection import group_numbers, number_in
 
 MOST_EDITABLE_BYTES = 3 * 1024 * 1024
 """A form sends up to three bytes for each byte of a body, and more for the end of a line."""
@@ -436,7 +437,7 @@ def _history(
     only_own = bool(refusal(request, "view_all_audit"))
     no_activity = refusal(request, "view_audit")
     begun = begun_of(message, attempts)
-    without = _without(message, names)
+    without = _without(message, names, {action.number for action in actions})
     told = sorted([*actions, *without], key=lambda action: action.number, reverse=True)[:MOST_ACTIONS_SHOWN]
     seen = [action for action in told if not no_activity and (not only_own or action.actor_id == request.user.pk)]
     shown = {
@@ -464,14 +465,29 @@ def _history(
     return shown, actions
 
 
-def _without(message: ParkedMessage, names: Collection[str]) -> list[OperatorAction]:
-    """Return the newest actions that left the message out by one of its names, each with that name."""
-    acts = OperatorAction.objects.filter(leaving_out(names), at__gte=message.recorded_at)
-    found: list[Any] = list(acts.order_by("-number")[:MOST_ACTIONS_SHOWN])
+def _without(message: ParkedMessage, names: Collection[str], acted: Collection[int]) -> list[OperatorAction]:
+    """Return the newest actions that left the message out by one of its names, each with that name.
+
+    One of another group or queue, or that came after it was resolved, had not chosen it: the key names others, too.
+    """
+    acts = OperatorAction.objects.filter(leaving_out(names), at__gte=message.recorded_at).exclude(number__in=acted)
+    last = message.resolved_at
+    known: Any = acts.filter(at__lte=last) if last is not None and not message.open else acts
+    found = [act for act in known.order_by("-number")[:MOST_ACTIONS_SHOWN] if _was_meant(message, act)]
     keys = keys_left_out(found, names)
     for act in found:
         act.left_out = keys.get(act.number, "")
     return found
+
+
+def _was_meant(message: ParkedMessage, act: OperatorAction) -> bool:
+    """Return True if the group and the queue of an action's filter, if it has them, are those of the message."""
+    words = act.inside("selection", "filter")
+    groups, queue = words.get("group"), words.get("queue")
+    with suppress(ValueError, TypeError):
+        if groups is not None and message.group_id not in group_numbers(groups):
+            return False
+    return queue is None or message.queue in (queue if isinstance(queue, list) else [queue])
 
 
 def _contents(request: HttpRequest, message: ParkedMessage, shown: tuple[str, ...]) -> dict[str, Any]:

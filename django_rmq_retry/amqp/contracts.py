@@ -207,6 +207,13 @@ class Source(Protocol):
     def untouched(self, queue: str) -> object:
         """Return a mark that each delivery of a queue changes; None if one is unacked, or if it is not consumed."""
 
+    def when_answered(self, queue: str, callback: Callable[[bool], None]) -> None:
+        """Call back on the I/O thread once the broker has answered on the channel of a consumed queue, with True."""
+
+    def knows(self, delivery: Delivery) -> bool:
+        """Return True if a delivery came on a line that ``unsettled`` counts, and not on one that was lost."""
+        ...
+
     def unsettled(self, queue: str) -> int | None:
         """Return how many messages of a paused queue were unacked here when the broker last had all acks sent before.
 

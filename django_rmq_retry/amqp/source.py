@@ -109,6 +109,17 @@ class PikaSource:
             return None
         return line, line.arrivals
 
+    def when_answered(self, queue: str, callback: Callable[[bool], None]) -> None:
+        def ask() -> None:
+            line = self._lines.get(queue)
+            if line is not None:
+                line.when_processed(callback)
+
+        self._io.call(ask)
+
+    def knows(self, delivery: Delivery) -> bool:
+        return delivery.token[0] in self._acking
+
     def unsettled(self, queue: str) -> int | None:
         if queue not in self._pauses or queue in self._lines:
             return None

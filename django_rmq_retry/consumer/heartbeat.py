@@ -144,7 +144,7 @@ class Heartbeat(Recurring):
             "waiting": self._consumer.waiting,
             "idle": {
                 queue: database_clock.stored(now.timestamp() - passed + at).isoformat()
-                for queue, at in self._consumer.idle.at.items()
+                for queue, at in self._consumer.idle.at.copy().items()
             },
             "in_flight": self._entries(in_flight, now.timestamp() - passed),
             "unlisted": max(0, len(in_flight) - MOST_IN_FLIGHT),

@@ -1,6 +1,7 @@
 """The lines through which a work queue is consumed, and their pauses."""
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Protocol
 
 from django_rmq_retry.amqp.contracts import Line, Source
@@ -11,8 +12,8 @@ from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.messages.message import Delivery, message_id
 from django_rmq_retry.messages.texts import COLUMN_BYTES, short
 
-LOOKS_APART = 0.5
-"""The least seconds between two looks: what the broker has arrives long before."""
+LOOKS_APART, ASKED_APART = 0.5, 4.0
+"""The least seconds between two looks, as what the broker has arrives long before, and between two questions to it."""
 
 
 class TakesBack(Protocol):
@@ -83,7 +84,9 @@ class QueuePauses:
         begun = [state.arrival for state in self._in_flight() if state.arrival.queue in names]
         known = [number for number in unsettled if number is not None]
         ids = {short(message_id(arrival) or "", COLUMN_BYTES) for arrival in begun}
-        return None if "" in ids or len(known) < len(names) or sum(known) != len(begun) else ids
+        if "" in ids or len(known) < len(names) or not all(map(self._source.knows, begun)):
+            return None
+        return ids if sum(known) == len(begun) else None
 
 
 class IdleQueues:
@@ -94,17 +97,28 @@ class IdleQueues:
         self._consumed = {work_queue.queue.name: consumed_queues(work_queue) for work_queue in work_queues}
         self._marks: dict[str, list[object]] = {}
         self._looked = 0.0
+        self._asked: dict[str, float] = {}
         self.at: dict[str, float] = {}
         """The monotonic time by queue."""
 
     def look(self, now: float) -> None:
-        """Look at all queues; between two messages of a busy queue one look would show nothing."""
+        """Look at all queues; between two messages of a busy queue one look would show nothing.
+
+        The broker has to answer as well: of one that is away, or was not listened to, nothing is known.
+        """
         if now - self._looked < LOOKS_APART:
             return
         marks = {queue: list(map(self._source.untouched, names)) for queue, names in self._consumed.items()}
-        idle = (queue for queue, mark in marks.items() if None not in mark and mark == self._marks.get(queue))
-        self.at.update(dict.fromkeys(idle, now))
+        for queue, mark in marks.items():
+            idle = None not in mark and mark == self._marks.get(queue)
+            if idle and now - self._asked.get(queue, 0.0) >= ASKED_APART:
+                self._asked[queue] = now
+                self._source.when_answered(queue, partial(self._answered, queue, mark, now))
         self._marks, self._looked = marks, now
+
+    def _answered(self, queue: str, mark: list[object], asked: float, known: bool) -> None:  # noqa: FBT001 - the answer
+        if known and mark == list(map(self._source.untouched, self._consumed[queue])):
+            self.at[queue] = asked
 
 
 def returned_as_copies(work_queues: Sequence[WorkQueue]) -> frozenset[str]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from django.db import router
+from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
 from django_rmq_retry.amqp.declarer import Declarer
@@ -146,19 +147,20 @@ class Health:
     @property
     def absorbed(self) -> tuple[Problem, ...]:
         """What is wrong by itself, and is told only with all others that have the same cause."""
-        return tuple(one for one in self._each if one not in self.problems)
+        told = {(one.code, one.subject) for one in self.problems}
+        return tuple(one for one in self._each if (one.code, one.subject) not in told)
 
     @cached_property
     def problems(self) -> tuple[Problem, ...]:
         """All that is wrong or remarkable, the most harmful first."""
         last = last_signs(self.survey.processes, self.survey.at, self.survey.dead) if self.survey else None
-        found = _paused_before(merged(self._each, self.queues, last, alive=self._some_alive))
+        found = merged(self._each, self.queues, last, alive=self._some_alive)
         if self.as_of:
             found = [one if one in self.of_database else replace(one, as_of=self.as_of) for one in found]
         found += [self.away] if self.away else []
         found += self._waiting_for_the_broker(found)
         found += self._drift()
-        return tuple(sorted(found, key=lambda problem: problem.harm))
+        return tuple(sorted(paused_before(found), key=lambda problem: problem.harm))
 
     @property
     def _some_alive(self) -> bool | None:
@@ -294,13 +296,15 @@ def merged(
     return [several, *(one for one in left if one not in missed)]
 
 
-def _paused_before(found: Sequence[Problem]) -> list[Problem]:
+def paused_before(found: Sequence[Problem]) -> list[Problem]:
     """Say what to do before consumers are started: they handle again at once what lost ones had begun."""
     queues = [one.subject for one in found if one.code is Code.GIVEN_AGAIN and one.values["pause"]]
     pauses = listed(f"manage.py rmq_queue pause {shlex.quote(queue)}" for queue in queues)
     before = f"First {pauses}, until you know what its lost consumers have done. "
+    first = _("First pause %(queues)s: a consumer does again at once what a lost one had begun.")
+    values = {"before": before, "first_pause": first % {"queues": listed(queues)}}
     started = {*MISSED, *NONE_ALIVE}.difference(CUT_OFF) if queues else set[Code]()
-    return [replace(one, values={**one.values, "before": before}) if one.code in started else one for one in found]
+    return [replace(one, values={**one.values, **values}) if one.code in started else one for one in found]
 
 
 def _read_by(loop: Problem) -> Collection[str]:

@@ -17,7 +17,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.health.condition import STOPPED_BY
 from django_rmq_retry.health.facts import killers_lately
 from django_rmq_retry.health.handled_again import handled_again
-from django_rmq_retry.health.look import MISSED, UNCONSUMED, merged
+from django_rmq_retry.health.look import MISSED, UNCONSUMED, merged, paused_before
 from django_rmq_retry.health.problems import (
     LastSigns,
     Queues,
@@ -365,6 +365,7 @@ class ProcessList:
         given = with_cut_off(waiting, rows, now, unread, holding=holding)
         found += in_given_again(given, rows, now, seen.levels, stopped)
         found += in_stopped(stopped, now, queues_read(rows, now), given, seen.levels)
+        found = paused_before(found)
         checked_ones = {(one.queue, one.message_id) for one in again if one.mark in marks}
         told_in = {row.pk: loop for loop in loops for row in loop.dead}
         new = {row.pk for row in died_after_check(known, loops, marks)}

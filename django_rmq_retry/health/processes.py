@@ -40,8 +40,6 @@ TAKEN_OVER_AFTER = timedelta(minutes=10)
 MAY_GO_ON_FOR = timedelta(hours=1)
 """The time for which a process that nobody has seen to end is told of while others got its messages: it may be frozen,
 with its host, and go on."""
-RETURNED_WITHIN = timedelta(minutes=5)
-"""The time after its last heartbeat in which the broker gives back what a process had that nobody has seen to end."""
 TWO_LOOKS = timedelta(seconds=2)
 """The time in which a consumer sees by two looks that a queue is empty."""
 KEPT_EMPTY, KEPT = MAY_GO_ON_FOR, timedelta(days=1)
@@ -705,15 +703,15 @@ def given_again(found: Sequence[Process], now: datetime, *, read: Collection[str
     for each in (each for one in found if one.heard for each in one.in_flight):
         if (each.begun_by or each.perhaps_begun) and _place_of(each) not in told:
             again[work_queue(each.queue)].append(each)
-    idle = _idle_since(found, {work_queue(each.queue) for one in lost for each in one.in_flight})
     for one in sorted(lost, key=lambda one: one.row.beat_at, reverse=True):
+        passed_in = dict[str, bool]()
         for each in sorted(one.in_flight, key=lambda each: each.name):
             queue = work_queue(each.queue)
             late = queue in read and one.unheard > MAY_GO_ON_FOR
             if not (late or each.auto_ack or each.handler in once) and each.waits_since(one.row.beat_at):
-                returned = (one.row.ended_at or one.row.beat_at + RETURNED_WITHIN) + TWO_LOOKS
-                passed = queue in idle and idle[queue] > returned
-                waiting[queue][each.name] = passed and waiting[queue].get(each.name, True)
+                if queue not in passed_in:
+                    passed_in[queue] = _had_none_since(found, one.row, queue)
+                waiting[queue][each.name] = passed_in[queue] and waiting[queue].get(each.name, True)
     for known in again.values():
         known.sort(key=lambda each: each.since or now)
     return {
@@ -727,11 +725,18 @@ def given_again(found: Sequence[Process], now: datetime, *, read: Collection[str
     }
 
 
-def _idle_since(found: Iterable[Process], queues: Iterable[str]) -> dict[str, datetime]:
-    """Return since when, at the latest, each process that reads one of these queues has had nothing of it once."""
-    rows = [one.row for one in found if not one.vanished]
-    times = {queue: [row.idle_in(queue) for row in rows if reads(row, queue)] for queue in queues}
-    return {queue: min(filter(None, some)) for queue, some in times.items() if some and None not in some}
+def _had_none_since(found: Iterable[Process], lost: ConsumerProcess, queue: str) -> bool:
+    """Return True if each other reader of a queue had nothing of it once, after what a lost one had has returned there.
+
+    It returns as a process ends whose end was seen. Of one that may only miss its database, or has ended as an operator
+    says, the broker may know later. A reader that was lost since counts, too: it may have had it.
+    """
+    ended = None if lost.ended_by else lost.ended_at
+    if ended is None:
+        return False
+    others = [one.row for one in found if one.row is not lost and reads(one.row, queue) and one.row.beat_at > ended]
+    idle = [row.idle_in(queue) for row in others]
+    return bool(idle) and all(at is not None and at > ended + TWO_LOOKS for at in idle)
 
 
 def _lines(rows: Iterable[ConsumerProcess], now: datetime) -> list[list[ConsumerProcess]]:

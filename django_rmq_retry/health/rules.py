@@ -891,7 +891,8 @@ class Problem:
 
     @property
     def why(self) -> str:
-        return " ".join(filter(None, (self._filled_in(self.rule.why), self.stays, self.last_known)))
+        before = str(self.values.get("first_pause", ""))
+        return " ".join(filter(None, (self._filled_in(self.rule.why), before, self.stays, self.last_known)))
 
     @property
     def last_known(self) -> str:

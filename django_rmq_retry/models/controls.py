@@ -230,7 +230,8 @@ class ConsumerProcess(models.Model):
         One that ran on without its database, which it needs to tell what it takes, was seen to be gone much later.
         """
         soon = self.ended_at is not None and self.ended_at - self.beat_at <= LET_GO_KNOWN_FOR
-        left: Sequence[str] | None = (self.let_go or {}).get(queue) if soon else None
+        told = self.let_go if soon and isinstance(self.let_go, dict) else {}
+        left: Sequence[str] | None = told.get(queue)
         return left
 
     def idle_in(self, queue: str) -> datetime | None:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from django.db import models, router
 from django.db.models import Case, F, Func, IntegerField, Q, Subquery, Value, When
 from django.db.models.expressions import Combinable
-from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
@@ -82,8 +81,6 @@ class ErrorGroups(models.Manager["ErrorGroup"]):
             changes[left] = reduced(left, count)
         if entered is not None:
             changes[entered] = F(entered) + count
-        if after == State.PROCESSED:
-            changes["last_handled"] = Now()
         self.filter(pk=group).update(**changes)
 
     def count_all_moved(self, counts: Mapping[tuple[int, str], int], after: str) -> None:

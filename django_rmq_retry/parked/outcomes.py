@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from django.db import router, transaction
-from django.db.models import F
+from django.db.models import F, Value
+from django.db.models.functions import Coalesce, Greatest
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.handlers.ticket import Ticket
@@ -135,6 +136,9 @@ def _closes(record: ParkedMessage, at: datetime) -> bool:
 
 def _close(record: ParkedMessage, *, handled_at: datetime, at: datetime) -> None:
     move([record], State.PROCESSED, resolved_at=at, succeeded_at=handled_at, unconfirmed=False, **NOT_WAITING)
+    # With NULL some databases know no greatest value.
+    latest = Greatest(Coalesce("last_handled", Value(handled_at)), Value(handled_at))
+    ErrorGroup.objects.filter(pk=record.group_id).update(last_handled=latest)
 
 
 def _locked(pk: int) -> ParkedMessage | None:

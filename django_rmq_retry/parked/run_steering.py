@@ -45,10 +45,11 @@ def resume_lacks_reason(run: RequeueRun, reason: str) -> str:
 
 
 def shown_to_work(run: RequeueRun) -> bool:
-    """Return True if messages of its causes were handled after it had sent its last one, such as by another run."""
+    """Return True if messages of each of its causes were handled some time after it had sent its last one."""
     since, causes = run.sent_at, [group for group, _count in run.causes]
     groups = ErrorGroup.objects.using(records_alias()).filter(pk__in=causes)
-    return since is not None and groups.filter(last_handled__gt=since + SETTLES).exists()
+    handled = since and groups.filter(last_handled__gt=since + SETTLES).count()
+    return bool(handled) and handled == groups.count()
 
 
 def resuming(run: RequeueRun) -> str:

@@ -26,6 +26,8 @@ class Tap:
         self.returned: list[bytes] = []
         self.words: list[str] = []
         self.untouched_marks: dict[str, object] = {}
+        self.asked: list[Callable[[bool], None]] = []
+        self.lost: list[Delivery] = []
         self.receiver: Any = None
 
     def start(self, lines: Sequence[Line], receiver: object) -> None:
@@ -45,6 +47,12 @@ class Tap:
 
     def untouched(self, queue: str) -> object:
         return self.untouched_marks.get(queue)
+
+    def when_answered(self, queue: str, callback: Callable[[bool], None]) -> None:
+        self.asked.append(callback)
+
+    def knows(self, delivery: Delivery) -> bool:
+        return delivery not in self.lost
 
     def unsettled(self, queue: str) -> int | None:
         return 0 if f"pause {queue}" in self.words else None

@@ -32,5 +32,27 @@ def test_a_queue_is_idle_if_nothing_came_between_two_looks(
     for at, mark in ((100.0, first), (100.0 + apart, then)):
         tap.untouched_marks = {"payments": mark, "payments.quarantine": "x"}
         looks.look(at)
+    for answered in tap.asked:
+        answered(True)
 
     assert looks.at == ({"payments": 100.0 + apart} if idle else {})
+
+
+@pytest.mark.parametrize(("known", "mark"), [(False, "1"), (True, "2"), (True, None)], ids=["none", "late", "unacked"])
+def test_a_queue_is_not_idle_before_the_broker_has_answered(*, known: bool, mark: str | None) -> None:
+    """A process that was frozen looks before it has read what came, and one that is cut off hears of nothing."""
+    tap = Tap()
+    pay = Subscription(name="pay", run=print, queue=Queue("payments"), policy=RetryThenPark(), park="payments.parked")
+    looks = IdleQueues(work_queues_of([pay]), cast("Source", tap))
+    tap.untouched_marks = {"payments": "1", "payments.quarantine": "x"}
+    looks.look(100.0)
+    looks.look(101.0)
+    unanswered = dict(looks.at)
+    tap.untouched_marks["payments"] = mark
+    [answered] = tap.asked
+    answered(known)
+    looks.look(102.0)
+
+    assert (unanswered, looks.at) == ({}, {})
+    # Nor is it asked again at once.
+    assert len(tap.asked) == 1

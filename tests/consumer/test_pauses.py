@@ -73,18 +73,27 @@ def begun(name: str | None, queue: str = QUEUE) -> AttemptState:
     return AttemptState(one, one)
 
 
-def left_of(*moments: Moment) -> set[str] | None:
+def left_of(*moments: Moment, lost: Sequence[AttemptState] = ()) -> set[str] | None:
     """What is told to be left of the queue; whichever fact is read, it is of the next moment."""
+    ghosts = [state.arrival for state in lost]
     passing = list(moments)
 
     def now() -> Moment:
         return passing.pop(0) if len(passing) > 1 else passing[0]
 
-    source: Any = SimpleNamespace(unsettled=lambda queue: now()[0][queue])
+    source: Any = SimpleNamespace(unsettled=lambda queue: now()[0][queue], knows=lambda one: one not in ghosts)
     workers: Workers[Delivery] = Workers(0, print)
     work_queues = work_queues_of([subscription(RetryThenPark(), queue=QUEUE)])
     left = QueuePauses(work_queues, source, workers, Sequencer(print), in_flight=lambda: now()[1]).left_of(QUEUE)
     return None if left is None else set(left)
+
+
+def test_a_handler_whose_line_was_lost_is_not_counted_for_another_message() -> None:
+    """One was in its handler as the connection was lost; the next one was handled, and its ack had no answer."""
+    ghost = begun("g")
+
+    assert left_of(({QUEUE: 1, QUARANTINE: 0}, [ghost])) == {"g"}
+    assert left_of(({QUEUE: 1, QUARANTINE: 0}, [ghost]), lost=[ghost]) is None
 
 
 @pytest.mark.parametrize(

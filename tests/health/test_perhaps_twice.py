@@ -275,6 +275,36 @@ def test_what_ended_before_the_kill_is_not_told_again_with_each_later_message(
 
 
 @pytest.mark.parametrize(
+    ("facts", "said"),
+    [({"ended_by": "ann"}, True), ({"ended_at": None, "fault": ""}, True), ({}, False)],
+    ids=["an operator says so", "nobody saw its end", "its end was seen"],
+)
+def test_what_a_consumer_has_that_may_live_on_is_told_although_others_are_idle(
+    facts: dict[str, Any], *, said: bool
+) -> None:
+    """Of one that only misses its database, or is cut off, the broker gives back later what it had."""
+    gone = lost(in_flight=[made.in_flight(seconds=70)])
+    ConsumerProcess.objects.filter(pk=gone.pk).update(stopping=False, **facts)
+    made.consumer(idle={"payments.main": timezone.now().isoformat()})
+    health = Health(survey=survey(), limits=Limits(), gauged=Gauged(levels=(level(ready=5),), api_set=True))
+
+    assert any("PAY-1" in one.text for one in health.problems if one.code is Code.GIVEN_AGAIN) is said
+
+
+@pytest.mark.parametrize(("idle", "said"), [(45, False), (None, True)], ids=["after it", "never"])
+def test_one_that_was_lost_since_may_have_had_it_too(idle: int | None, *, said: bool) -> None:
+    """With both killed, payments of minutes before were told with those that really waited."""
+    lost(seconds=100, in_flight=[made.in_flight(message_id="9f3c-1", key="PAY-1", seconds=120)])
+    at = {} if idle is None else {"payments.main": (timezone.now() - timedelta(seconds=idle)).isoformat()}
+    lost(seconds=40, idle=at, in_flight=[made.in_flight(message_id="9f3c-2", key="PAY-2", seconds=42)])
+    health = Health(survey=survey(), limits=Limits(), gauged=Gauged(levels=(level(ready=5),), api_set=True))
+    [told] = [one.text for one in health.problems if one.code is Code.GIVEN_AGAIN]
+
+    assert "PAY-2" in told
+    assert ("PAY-1" in told) is said
+
+
+@pytest.mark.parametrize(
     "changed",
     [
         {"published": timedelta()},
