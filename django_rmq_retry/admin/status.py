@@ -252,6 +252,7 @@ class LiveStatusAdmin(Pages):
             part="parts/status.html",
             title=_("Live status"),
             look=seen,
+            asked_at=known.at,
             shown=shown,
             current=current,
             busy=_table(busy),

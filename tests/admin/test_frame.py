@@ -3,6 +3,7 @@
 import re
 import socket
 import threading
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.parked.edit_many import Act, PathChange, store_many
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.wording import counted, minute
+from django_rmq_retry.wording import counted, minute, second
 from tests.admin import made
 from tests.admin.budgets import BUDGETS
 from tests.admin.conftest import client_of, operating
@@ -512,6 +513,18 @@ def test_an_unresponsive_broker_delays_a_page_by_less_than_a_second(
     assert "No connection to the broker" not in content
     assert "✓" not in Page(response).text.partition("Latest actions")[0]
     assert "secret" not in content
+
+
+def test_the_live_status_says_when_the_messages_were_counted(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a discard of 01:05:02 it said "checked 01:05:01": that was the look at the broker before."""
+    made.broker_seen(monkeypatch)
+    seen = replace(broker_look.look(), at=timezone.now() - timedelta(minutes=1))
+    monkeypatch.setattr(broker_look, "look", lambda: seen)
+    text = Page(page.get("/admin/rmq_retry/livestatus/")).text
+
+    at = re.findall(r"\bchecked (\d\d:\d\d:\d\d)", text)
+    assert at[0] != second(seen.at)
+    assert set(at[1:]) == {second(seen.at)}, "of the queues"
 
 
 def test_the_live_status_counts_parked_and_waiting_messages(page: Client) -> None:
