@@ -130,6 +130,11 @@ def frame_of(request: HttpRequest) -> dict[str, Any]:
     }
 
 
+def _clock() -> str:
+    """Return what the script says of a part that gets old: in the time zone of all other times of the page."""
+    return f"{timezone.localtime():%H:%M:%S}"
+
+
 def migrated(
     view: Callable[Concatenate[Any, HttpRequest, P], HttpResponseBase],
 ) -> Callable[Concatenate[Any, HttpRequest, P], Any]:
@@ -260,6 +265,8 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
 
     sees: str
     """The permission for the list, and for the page of each row."""
+    live_list = ""
+    """The part of its list that an open page requests again and again, if it does."""
     one_page = False
     """True if the list is the only page of Django's that the model has."""
     show_full_result_count = False
@@ -342,9 +349,17 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
         return self.refused(request, why) if why else self.list_page(request)
 
     def list_page(self, request: HttpRequest, **more: Any) -> HttpResponseBase:
-        """Show the list, by default Django's own in our frame."""
+        """Show the list, by default Django's own in our frame; only its part if the script requests the part."""
         context = {"title": capfirst(self.opts.verbose_name_plural), **frame_of(request), **more}
-        return super().changelist_view(request, context)
+        asked = request.GET.copy()
+        # Django would take it for a filter.
+        fragment = asked.pop("fragment", None)
+        request.GET = asked  # type: ignore[assignment]  # the stubs want the immutable one
+        shown = super().changelist_view(request, context)
+        if self.live_list and isinstance(shown, TemplateResponse):
+            shown.template_name = f"{FOLDER}/{self.live_list}" if fragment else shown.template_name
+            shown[CLOCK] = _clock()
+        return shown
 
     @migrated
     def change_view(
@@ -374,8 +389,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
         }
         shown = part if part and request.GET.get("fragment") else template
         answer = TemplateResponse(request, f"{FOLDER}/{shown}", frame, status=status)
-        # What the script says of a part that gets old: in the time zone of all other times of the page.
-        answer[CLOCK] = f"{timezone.localtime():%H:%M:%S}"
+        answer[CLOCK] = _clock()
         return answer
 
     def roomy(self, view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:

@@ -84,12 +84,10 @@ def parts(run: RequeueRun, *, over: bool, not_sent: int = 0, shown_at: Mapping[I
 def sum_of(run: RequeueRun, not_sent: int = 0) -> SafeString:
     """Return the parts of a run as a sum in one line: "170 = 160 processed + 6 failed again + 4 left out"."""
     shown = parts(run, over=run.state == RunState.FINISHED, not_sent=not_sent)
-    terms: list[tuple[str, str]] = [(" + ", one.words) for one in shown if one.count]
-    if len(terms) > 1:
-        terms = [("", number(run.total)), (" = ", terms[0][1]), *terms[1:]]
-    else:
-        terms = [("", words) for _sign, words in terms]
-    return format_html_join("", '{}<span class="rmq-whole">{}</span>', terms)
+    words = [one.words for one in shown if one.count]
+    signs = ["", "= ", *["+ "] * len(words)] if len(words) > 1 else [""]
+    terms = [number(run.total), *words] if len(words) > 1 else words
+    return format_html_join(" ", '<span class="rmq-whole">{}{}</span>', zip(signs, terms, strict=False))
 
 
 def _in_words(state: ItemState, count: int, run: RequeueRun, *, over: bool) -> SafeString:
@@ -144,7 +142,7 @@ def run_outcome(
     if left is None:
         return (calm, run.get_state_display()) if run.sent else (ItemState.SKIPPED, _("Nothing was sent"))
     kind, text = left
-    return (calm, " · ".join([text, _("all resolved since")])) if resolved else (kind, text)
+    return (calm, "\N{NO-BREAK SPACE}· ".join([text, _("all resolved since")])) if resolved else (kind, text)
 
 
 def _left(run: RequeueRun) -> tuple[str, str] | None:

@@ -116,6 +116,7 @@ class RequeueRunAdmin(Pages):
     ordering = ("-pk",)
     sortable_by = ()
     change_list_template = "admin/rmq_retry/requeuerun/list.html"
+    live_list = "parts/runs.html"
 
     name = admin.display(description=pgettext_lazy("one requeue", "Run"))(
         lambda _self, run: labelled(pgettext("one requeue", "Run"), run.pk)
@@ -579,7 +580,7 @@ def _state(run: Any) -> SafeString:
 def _ended(run: RequeueRun) -> SafeString | str:
     """Return when it ended, and how long it took."""
     at, took = time_minute(run.finished_at), _took(run)
-    return at if took is None else format_html('{} <span class="rmq-took">· {}</span>', at, time_span(took))
+    return at if took is None else format_html('{} <span class="rmq-took">({})</span>', at, time_span(took))
 
 
 def _outcomes(run: Any) -> SafeString:

@@ -209,6 +209,24 @@ def test_the_list_says_of_which_time_it_is_and_how_to_get_a_later_one(page: Clie
     assert seen.links["Update"] == f"{RUNS}?state=paused"
 
 
+def test_the_list_updates_itself_and_keeps_its_filter(page: Client) -> None:
+    """It was the only list that stood still while its runs went on."""
+    paused = run_of(state=RunState.PAUSED)
+    run_of(state=RunState.FINISHED)
+    whole = page.get(f"{RUNS}?state=paused")
+    live = next(given["data-rmq-live"] for _tag, given in Page(whole).tags if "data-rmq-live" in given)
+    part = page.get(f"{live}&fragment=1")
+    updated(paused, state=RunState.STOPPED)
+    none = Page(page.get(f"{live}&fragment=1"))
+
+    assert "data-rmq-pulse" in whole.content.decode()
+    assert "<html" not in part.content.decode()
+    assert f"{RUNS}{paused.pk}/change/" in part.content.decode()
+    assert "1 requeue run" in Page(part).text
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", part["Rmq-Clock"])
+    assert none.text == "No requeue run matches. Show all requeue runs", "some were requeued"
+
+
 def test_the_list_says_when_each_run_began_and_ended_and_names_its_messages_in_full(page: Client) -> None:
     ended = timezone.now() - timedelta(days=3)
     causes = [made.group(title=f"{name}Amount", culprit="pay.amounts:read").pk for name in ("Unreadable", "Missing")]
@@ -221,7 +239,7 @@ def test_the_list_says_when_each_run_began_and_ended_and_names_its_messages_in_f
     text = Page(page.get(RUNS)).text
 
     assert f"Started {timezone.localtime(ended - timedelta(minutes=4)):%Y-%m-%d %H:%M}" in text
-    assert f"Ended {timezone.localtime(ended):%Y-%m-%d %H:%M} · 4 min" in text
+    assert f"Ended {timezone.localtime(ended):%Y-%m-%d %H:%M} (4 min)" in text
     assert "12 UnreadableAmount · pay.amounts:read · 2 MissingAmount · pay.amounts:read" in text
 
 

@@ -31,6 +31,15 @@ ON_PHONE = {
     "labels without a value": """(tables) => [...document.querySelectorAll(`${tables} tbody td:has(.rmq-label)`)]
   .filter((one) => one.textContent.trim() === one.querySelector(".rmq-label").textContent.trim())
   .map((one) => one.textContent.trim())""",
+    "lines of a value under its label": """() => [
+  ...document.querySelectorAll(".rmq-acts td, #result_list :is(td, th)")
+].filter((one) => {
+    const label = one.querySelector(":scope > .rmq-label"), range = document.createRange();
+    if (!label || !label.checkVisibility()) return false;
+    range.selectNodeContents(one);
+    const beside = label.getBoundingClientRect();
+    return [...range.getClientRects()].some((line) => line.top >= beside.bottom && line.left < beside.right);
+  }).map((one) => one.textContent.trim())""",
     "captions narrower than their table": """(tables) => [
   ...document.querySelectorAll(`${tables} caption:not(.visually-hidden)`)
 ].filter((one) => one.offsetWidth < 0.9 * one.closest("table").offsetWidth).map((one) => one.textContent)""",

@@ -341,6 +341,21 @@ def test_new_messages_are_announced_above_a_list_that_does_not_move(sit: Sit, wi
     assert lead.page.url.endswith("?queue=payments.main")
 
 
+def test_an_open_list_of_runs_shows_what_they_have_done_since(sit: Sit) -> None:
+    lead = sit()
+    lead.go("/admin/rmq_retry/requeuerun/")
+    lead.sees("updated every 5 s")
+    rows = lead.page.locator("#result_list tbody tr")
+    before = rows.count()
+    # Like a list that was opened before the first one began, and refreshes now.
+    rows.evaluate_all("(all) => all.forEach((one) => one.remove())")
+    lead.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    rows.first.wait_for()
+
+    assert before == rows.count() > 0
+    assert (lead.barriers(), lead.complaints) == ([], [])
+
+
 def test_an_open_fold_stays_open_and_no_other_opens_as_folds_come_above_it(sit: Sit) -> None:
     """A fold that had come above it was open instead, because folds were known by their place."""
     lead = sit()
