@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import ItemReason, ItemState, RequeueItem, RequeueRun
 from django_rmq_retry.parked.database import records_alias
@@ -42,7 +44,8 @@ class ItemChoice:
         return len(self.items) < self._most
 
     def _choose(self) -> None:
-        for page in _pages(self._run):
+        queue = tested_queue(self._run) if self._run.awaits_canary else ""
+        for page in _pages(self._run, queue):
             if self._run.one_by_one:
                 self._look_up([item.message.business_key for item in page])
             for item in page:
@@ -84,12 +87,38 @@ class ItemChoice:
         self._failed.update(ended.values_list("message__business_key", flat=True))
 
 
-def _pages(run: RequeueRun) -> Iterator[list[RequeueItem]]:
+def tested_queue(run: RequeueRun) -> str:
+    """Return the queue of which the next message tests whether the cause is gone: that in which most failed.
+
+    One of a queue that works would show nothing. Empty if none has failed, or nothing is left of it that may be next.
+    """
+    if not run.failed or run.retries_of:
+        return ""
+    failed = RequeueItem.objects.using(records_alias()).filter(run=run.pk, state=ItemState.FAILED).order_by()
+    by_queue = failed.values_list("message__queue").annotate(count=Count("pk")).order_by("-count", "message__queue")
+    queue: str = next((one for one, _count in by_queue[:1]), "")
+    return queue if queue and _of_queue(run, queue).exists() else ""
+
+
+def _of_queue(run: RequeueRun, queue: str) -> QuerySet[RequeueItem]:
+    """Return what is left to send of a queue, without what waits for an earlier message of its key from another one."""
+    mine = pending(run.pk).filter(message__queue=queue)
+    if not run.one_by_one:
+        return mine
+    key = OuterRef("message__business_key")
+    before = (
+        pending(run.pk).filter(message__business_key=key, place__lt=OuterRef("place")).exclude(message__queue=queue)
+    )
+    return mine.filter(~Exists(before) | Q(message__business_key=""))
+
+
+def _pages(run: RequeueRun, queue: str) -> Iterator[list[RequeueItem]]:
     columns = ("run_id", "place", "revision", "message_id", "state")
     of_message = ("message__id", "message__business_key", "message__queue", "message__size", "message__content")
     after = -1
     for _ in range(MOST_PAGES):
-        rows = pending(run.pk).filter(place__gt=after).select_related("message").only(*columns, *of_message)
+        left = _of_queue(run, queue) if queue else pending(run.pk)
+        rows = left.filter(place__gt=after).select_related("message").only(*columns, *of_message)
         page = list(rows[:PAGE_ITEMS])
         if page:
             yield page

@@ -29,6 +29,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.parked import copies, item_sender
 from django_rmq_retry.parked.claims import Claim, ClaimResult, claim, end_expired_claims, store_results
 from django_rmq_retry.parked.lease import RUN_LEASE
+from django_rmq_retry.parked.next_items import tested_queue
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.pace import RunPace
 from django_rmq_retry.parked.run_steering import change_rate, pause_run, resume_run, stop_run
@@ -458,6 +459,33 @@ class TestGuards:
 
         assert states(run) == ["failed", "processed", "sent", "sent"]
         assert (now(run).wait, now(run).canary_since) == ("", None)
+
+    @pytest.mark.usefixtures("wired")
+    def test_after_a_failure_one_of_the_queue_in_which_most_failed_is_the_next_canary(self) -> None:
+        """All transfers had failed. A card was sent as the test, and succeeded: all transfers would have followed."""
+        run, clock = (
+            started(6, canary=True, rate=100, key=lambda number: f"PAY-{number % 2}" * (number in (2, 4))),
+            Clock(),
+        )
+        of_other = run.items.filter(place__in=(2, 3)).values("message")
+        ParkedMessage.objects.filter(pk__in=of_other).update(queue="cards")
+        one = driver_of(run, clock=clock, targets=Targets())
+        one.step()
+        outcome(run, 1, good=False)
+        clock.now += 1
+        one.step()
+        resume_run(run.pk, ANN, canary=True)
+        one.step()
+
+        assert tested_queue(now(run)) == QUEUE
+        # The fifth waits for the third, which has its key.
+        assert states(run) == ["failed", "pending", "pending", "sent", "pending", "pending"]
+        outcome(run, 4, good=False)
+        clock.now += 1
+        one.step()
+        resume_run(run.pk, ANN, canary=True)
+        one.step()
+        assert states(run) == ["failed", "pending", "pending", "failed", "pending", "sent"]
 
     @pytest.mark.usefixtures("wired")
     def test_another_canary_that_fails_pauses_the_run_again(self) -> None:
