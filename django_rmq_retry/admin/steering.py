@@ -14,7 +14,7 @@ from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState
 from django_rmq_retry.models.runs import HELD, STOOD_STILL
 from django_rmq_retry.parked import requeue_options, run_steering
 from django_rmq_retry.parked.items import changed_in, pending
-from django_rmq_retry.parked.next_items import tested_queue
+from django_rmq_retry.parked.next_items import queue_of_test
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.under_way import under_way
 from django_rmq_retry.parked.unsent_edits import edited_in
@@ -195,7 +195,7 @@ def _effect(run: RequeueRun, action: str, sendable: int) -> str:
             sendable,
         )
         return counted(text, count=sendable)
-    if action == TEST and (queue := tested_queue(run)):
+    if action == TEST and (queue := queue_of_test(run)):
         text = _(
             "One message of %(queue)s is sent, where most have failed. The others follow when it has been processed. "
             "If it fails again, the requeue run pauses again and sends nothing else."

@@ -44,7 +44,7 @@ class ItemChoice:
         return len(self.items) < self._most
 
     def _choose(self) -> None:
-        queue = tested_queue(self._run) if self._run.awaits_canary else ""
+        queue = queue_of_test(self._run) if self._run.awaits_canary else ""
         for page in _pages(self._run, queue):
             if self._run.one_by_one:
                 self._look_up([item.message.business_key for item in page])
@@ -87,7 +87,7 @@ class ItemChoice:
         self._failed.update(ended.values_list("message__business_key", flat=True))
 
 
-def tested_queue(run: RequeueRun) -> str:
+def queue_of_test(run: RequeueRun) -> str:
     """Return the queue of which the next message tests whether the cause is gone: that in which most failed.
 
     One of a queue that works would show nothing. Empty if none has failed, or nothing is left of it that may be next.

@@ -29,7 +29,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.parked import copies, item_sender
 from django_rmq_retry.parked.claims import Claim, ClaimResult, claim, end_expired_claims, store_results
 from django_rmq_retry.parked.lease import RUN_LEASE
-from django_rmq_retry.parked.next_items import tested_queue
+from django_rmq_retry.parked.next_items import queue_of_test
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.pace import RunPace
 from django_rmq_retry.parked.run_steering import change_rate, pause_run, resume_run, stop_run
@@ -477,7 +477,7 @@ class TestGuards:
         resume_run(run.pk, ANN, canary=True)
         one.step()
 
-        assert tested_queue(now(run)) == QUEUE
+        assert queue_of_test(now(run)) == QUEUE
         # The fifth waits for the third, which has its key.
         assert states(run) == ["failed", "pending", "pending", "sent", "pending", "pending"]
         outcome(run, 4, good=False)
