@@ -145,7 +145,7 @@ def _ask(pages: Pages, request: HttpRequest, run: RequeueRun, action: str, wrong
         # What was edited stays parked.
         effect=_effect(run, action, run.unsent - changed + (edited if action == STOP else 0)),
         warning=STOOD_STILL.get(run.wait, run.get_wait_display()) if action == RESUME and _unproven(run) else "",
-        works=run_steering.shown_to_work(run),
+        works=action == RESUME and run_steering.shown_to_work(run),
         under_way=[one for one in under_way(mine) if one.run.pk != run.pk] if sends else [],
         edited=_edited(edited) if sends else "",
         left_out=_changed(changed - edited) if sends else "",
